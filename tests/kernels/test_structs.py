@@ -38,7 +38,7 @@ class Outer(Struct):
 
 
 class Packed:
-    """What has the entries of a table, as a packed linear layer has."""
+    """Holds the entries of a table, as a packed linear layer does."""
 
     entry = Inner.pack({"first": 7, "half": 0.5})
 

@@ -26,7 +26,7 @@ class PackedLinear:
 
     @property
     def takes(self) -> int:
-        """Which activations it takes, as a table says it."""
+        """The activations it takes, as a table says it."""
         return AS_FLOATS if self.takes_floats else AS_BYTES
 
     @property

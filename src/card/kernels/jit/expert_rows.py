@@ -45,21 +45,21 @@ def room_for_experts(num_rows: int, num_listed: int, num_taken: int, width: int)
 
 
 @compiled
-def num_taken(of: ExpertTable) -> int:
+def num_taken(experts: ExpertTable) -> int:
     """Return how many experts a row takes, the shared one among them."""
-    return of.num_chosen + int(of.shared != t.NO_SHARED)
+    return experts.num_chosen + int(experts.shared != t.NO_SHARED)
 
 
 @compiled
-def num_listed(of: ExpertTable) -> int:
+def num_listed(experts: ExpertTable) -> int:
     """Return how many experts there are, the shared one among them."""
-    return of.num_experts + int(of.shared != t.NO_SHARED)
+    return experts.num_experts + int(experts.shared != t.NO_SHARED)
 
 
 @compiled
-def expert_entry(of: ExpertTable, expert: int) -> ExpertEntry:
+def expert_entry(experts: ExpertTable, expert: int) -> ExpertEntry:
     """Return the entry of an expert."""
-    return ExpertEntry(of + 8 * (ExpertTable.size + ExpertEntry.size * expert))
+    return ExpertEntry(experts + 8 * (ExpertTable.size + ExpertEntry.size * expert))
 
 
 @compiled
@@ -69,34 +69,34 @@ def record_bytes(table: PassTable) -> int:
 
 
 @compiled
-def choices_at(table: PassTable, of: ExpertTable, own: int, row: int) -> int:
+def choices_at(table: PassTable, experts: ExpertTable, scratch: int, row: int) -> int:
     """Return where a thread keeps what one of its rows takes."""
-    return own + table.experts_at + CHOICE_BYTES * num_taken(of) * row
+    return scratch + table.experts_at + CHOICE_BYTES * num_taken(experts) * row
 
 
 @compiled
-def starts_at(table: PassTable, of: ExpertTable, own: int) -> int:
+def starts_at(table: PassTable, experts: ExpertTable, scratch: int) -> int:
     """Return where a thread keeps, for each expert, which of the sorted rows is its first."""
-    return choices_at(table, of, own, table.num_rows)
+    return choices_at(table, experts, scratch, table.num_rows)
 
 
 @compiled
-def slots_at(table: PassTable, of: ExpertTable, own: int) -> int:
+def slots_at(table: PassTable, experts: ExpertTable, scratch: int) -> int:
     """Return where a thread keeps the rows sorted by their experts."""
-    return starts_at(table, of, own) + 8 * (num_listed(of) + 2)
+    return starts_at(table, experts, scratch) + 8 * (num_listed(experts) + 2)
 
 
 @compiled
-def tile_at(table: PassTable, of: ExpertTable, own: int) -> int:
+def tile_at(table: PassTable, experts: ExpertTable, scratch: int) -> int:
     """Return where a thread has room for rows beside each other."""
-    behind = slots_at(table, of, own) + SLOT_BYTES * max(table.num_rows * num_taken(of), TOGETHER)
+    behind = slots_at(table, experts, scratch) + SLOT_BYTES * max(table.num_rows * num_taken(experts), TOGETHER)
     return (behind + _LINE - 1) // _LINE * _LINE
 
 
 @compiled
-def room_at(table: PassTable, of: ExpertTable, own: int) -> int:
+def room_at(table: PassTable, experts: ExpertTable, scratch: int) -> int:
     """Return where a thread has room for what it computes."""
-    return tile_at(table, of, own) + record_bytes(table) * TOGETHER
+    return tile_at(table, experts, scratch) + record_bytes(table) * TOGETHER
 
 
 @compiled
@@ -108,7 +108,7 @@ def rows_of(starts: int, expert: int) -> int:
 @compiled
 def gather_row(
     record: int, takes: int, num_groups: int, count: int, first: int, size: int, place: int, tile: int
-) -> None:  # fmt: skip
+) -> None:
     """Copy a row to its place among ``count`` rows, in the tile of ``size`` rows that begins with row ``first``."""
     its_scales = scales_behind(record, 1, num_groups)
     its_sums = sums_behind(its_scales, 1, num_groups)

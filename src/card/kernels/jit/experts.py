@@ -25,8 +25,8 @@ from card.kernels.jit.expert_rows import (
 )
 from card.kernels.jit.gates import gate_tiles
 from card.kernels.jit.routing import route, sort_rows
-from card.kernels.jit.rows import ZERO, multiply_tile, scales_behind, sums_behind, tile_size
-from card.kernels.jit.sharing import share, shares_rows, wait
+from card.kernels.jit.rows import ZERO, Activations, Output, multiply_tile, scales_behind, sums_behind, tile_size
+from card.kernels.jit.sharing import Work, share, shares_rows, wait
 from card.kernels.jit.tables import ExpertEntry, ExpertTable, LayerTable, PassTable
 from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import (
@@ -48,11 +48,11 @@ _READING = 4  # rows whose products take as long as to read the weights, of a gr
 
 
 @compiled
-def count_read(table: PassTable, of: ExpertTable, starts: int) -> None:
+def count_read(table: PassTable, experts: ExpertTable, starts: int) -> None:
     """Add the experts that some row has chosen to those that a pass has read."""
     read = table.experts_read
-    for expert in range(of.num_experts):
-        read += int(rows_of(starts, expert) > 0)
+    for expert_idx in range(experts.num_experts):
+        read += int(rows_of(starts, expert_idx) > 0)
     store_int(table + 8 * PassTable.experts_read, read)
 
 
@@ -64,18 +64,18 @@ def gated_sums(table: PassTable, before: int) -> int:
 
 @compiled
 def gate_expert(
-    table: PassTable, of: ExpertTable, its: ExpertEntry, slots: int, rows: int, first: int, last: int, before: int, own:
-    int,
+    table: PassTable, experts: ExpertTable, expert: ExpertEntry, slots: int, rows: int, first: int, last: int,
+    before: int, scratch: int,
 ) -> None:  # fmt: skip
     """Compute groups ``first`` to ``last`` of an expert's gate for its rows.
 
     Args:
-        its: entry of the expert.
+        expert: its entry.
         before: groups of rows of the experts before it.
     """
-    num_groups, num_out = table.padded_width // GROUP, its.num_groups
-    gate, up = its.gate, its.up
-    tile, room, done = tile_at(table, of, own), room_at(table, of, own), 0
+    num_groups, num_out = table.padded_width // GROUP, expert.num_groups
+    gate, up = expert.gate, expert.up
+    tile, room, done = tile_at(table, experts, scratch), room_at(table, experts, scratch), 0
     while done < rows:
         count, behind = min(rows - done, TOGETHER), before + done * num_out
         takes = gate.takes | up.takes
@@ -83,9 +83,11 @@ def gate_expert(
         scales = scales_behind(numbers, count, num_groups)
         for group in range(first, last):
             gate_tiles(
-                table, gate, up, its.down.takes, group, num_out, count, numbers, scales,
-                sums_behind(scales, count, num_groups), room, table.gated + GROUP * behind,
-                table.gated_scales + 4 * behind, gated_sums(table, behind),
+                table, gate, up, expert.down.takes, group, num_out, count,
+                Activations(numbers, scales, sums_behind(scales, count, num_groups)), room,
+                Activations(
+                    table.gated + GROUP * behind, table.gated_scales + 4 * behind, gated_sums(table, behind)
+                ),
             )  # fmt: skip
         done += count
 
@@ -97,41 +99,41 @@ def group_cost(rows: int) -> int:
 
 
 @compiled
-def whole_cost(of: ExpertTable, starts: int) -> int:
+def whole_cost(experts: ExpertTable, starts: int) -> int:
     """Return what all gates cost."""
     cost = 0
-    for expert in range(num_listed(of)):
-        cost += group_cost(rows_of(starts, expert)) * expert_entry(of, expert).num_groups
+    for expert_idx in range(num_listed(experts)):
+        cost += group_cost(rows_of(starts, expert_idx)) * expert_entry(experts, expert_idx).num_groups
     return cost
 
 
 @compiled
-def gate_experts(table: PassTable, of: ExpertTable, thread: int, own: int) -> None:
+def gate_experts(table: PassTable, experts: ExpertTable, thread: int, scratch: int) -> None:
     """Compute a thread's part of all gates: groups of channels, one expert after the other, at the cost of others'."""
-    threads, starts, slots = table.num_threads, starts_at(table, of, own), slots_at(table, of, own)
-    whole, cost, before = whole_cost(of, starts), 0, 0
+    threads, starts, slots = table.num_threads, starts_at(table, experts, scratch), slots_at(table, experts, scratch)
+    whole, cost, before = whole_cost(experts, starts), 0, 0
     start, stop = share(whole, thread, threads), share(whole, thread + 1, threads)
-    for expert in range(num_listed(of)):
-        rows, its = rows_of(starts, expert), expert_entry(of, expert)
+    for expert_idx in range(num_listed(experts)):
+        rows, expert = rows_of(starts, expert_idx), expert_entry(experts, expert_idx)
         if rows == 0:
             continue
-        num_out, each = its.num_groups, group_cost(rows)
+        num_out, each = expert.num_groups, group_cost(rows)
         first = min(max((start - cost + each - 1) // each, 0), num_out)
         last = min(max((stop - cost + each - 1) // each, 0), num_out)
         if first < last:
-            place = slots + SLOT_BYTES * load_int(starts + 8 * expert)
-            gate_expert(table, of, its, place, rows, first, last, before, own)
+            place = slots + SLOT_BYTES * load_int(starts + 8 * expert_idx)
+            gate_expert(table, experts, expert, place, rows, first, last, before, scratch)
         cost += each * num_out
         before += rows * num_out
 
 
 @compiled
 def add_expert(
-    table: PassTable, of: ExpertTable, its: ExpertEntry, slots: int, rows: int, start: int, stop: int, before: int, own:
-    int, to: int,
+    table: PassTable, experts: ExpertTable, expert: ExpertEntry, slots: int, rows: int, start: int, stop: int,
+    before: int, scratch: int, to: int,
 ) -> None:  # fmt: skip
     """Add output panels ``start`` to ``stop`` of an expert to its rows of ``to``, times weights; see `gate_expert`."""
-    padded, num_groups, room = table.padded_width, its.num_groups, room_at(table, of, own)
+    padded, num_groups, room = table.padded_width, expert.num_groups, room_at(table, experts, scratch)
     out_bytes, done = 4 * PANEL * DOWN_PANELS, 0
     while done < rows:
         count, behind = min(rows - done, TOGETHER), before + done * num_groups
@@ -142,9 +144,11 @@ def add_expert(
             while first < count:
                 size = tile_size(count, first)
                 multiply_tile(
-                    its.down, count, first, size, panel, end, table.gated + GROUP * behind,
-                    table.gated_scales + 4 * behind, gated_sums(table, behind), num_groups,
-                    room - 4 * PANEL * panel, out_bytes, 0,
+                    expert.down, count, first, size, panel, end,
+                    Activations(
+                        table.gated + GROUP * behind, table.gated_scales + 4 * behind, gated_sums(table, behind)
+                    ),
+                    num_groups, Output(room - 4 * PANEL * panel, out_bytes, 0),
                 )  # fmt: skip
                 for row in range(size):
                     slot = slots + SLOT_BYTES * (done + first + row)
@@ -157,46 +161,45 @@ def add_expert(
 
 
 @compiled
-def add_experts(table: PassTable, of: ExpertTable, thread: int, own: int) -> None:
+def add_experts(table: PassTable, experts: ExpertTable, thread: int, scratch: int) -> None:
     """Add a thread's channels of what all experts give to the hidden states, or to zeros beside an MLP."""
     threads, panels, before = table.num_threads, table.padded_width // PANEL, 0
-    starts, slots, to = starts_at(table, of, own), slots_at(table, of, own), table.hidden
+    starts, slots, to = starts_at(table, experts, scratch), slots_at(table, experts, scratch), table.hidden
     start, stop = share(panels, thread, threads), share(panels, thread + 1, threads)
-    if of.output_norm:
+    if experts.output_norm:
         to = table.expert_sums
         for row in range(table.num_rows):
             its_sums = to + 4 * PANEL * panels * row
             for at in range(its_sums + 4 * PANEL * start, its_sums + 4 * PANEL * stop, 4 * LANES):
                 store(at, fill(ZERO))
-    for expert in range(num_listed(of)):
-        rows, its = rows_of(starts, expert), expert_entry(of, expert)
+    for expert_idx in range(num_listed(experts)):
+        rows, expert = rows_of(starts, expert_idx), expert_entry(experts, expert_idx)
         if rows:
-            place = slots + SLOT_BYTES * load_int(starts + 8 * expert)
-            add_expert(table, of, its, place, rows, start, stop, before, own, to)
-            before += rows * its.num_groups
+            place = slots + SLOT_BYTES * load_int(starts + 8 * expert_idx)
+            add_expert(table, experts, expert, place, rows, start, stop, before, scratch, to)
+            before += rows * expert.num_groups
 
 
 @separated
 def run_experts(
-    code: int, table: PassTable, layer: LayerTable, first_row: int, num_rows: int, part: int, parts: int, thread: int,
-    turn: int, own: int,
-) -> int:  # fmt: skip
+    code: int, table: PassTable, layer: LayerTable, work: Work, thread: int, turn: int, scratch: int
+) -> int:
     """Do a thread's part of a layer's experts; return the next turn.
 
     Args:
         code: address of this function.
         layer: table of the layer.
-        first_row, num_rows: the rows that the thread prepares, all of them or its own.
+        work: the rows that the thread prepares, all of them or its own.
     """
-    of, barrier, threads = layer.experts, table.barrier, table.num_threads
-    norm = of.input_norm if of.input_norm else layer.mlp_norm
-    turn = route(table, of, norm, first_row, num_rows, part, parts, turn, own)
+    experts, barrier, threads = layer.experts, table.barrier, table.num_threads
+    norm = experts.input_norm if experts.input_norm else layer.mlp_norm
+    turn = route(table, experts, norm, work, turn, scratch)
     if shares_rows(table):
         turn = wait(barrier, threads, turn)
-    sort_rows(table, of, own)
+    sort_rows(table, experts, scratch)
     if thread == 0:
-        count_read(table, of, starts_at(table, of, own))
-    gate_experts(table, of, thread, own)
+        count_read(table, experts, starts_at(table, experts, scratch))
+    gate_experts(table, experts, thread, scratch)
     turn = wait(barrier, threads, turn)
-    add_experts(table, of, thread, own)
+    add_experts(table, experts, thread, scratch)
     return wait(barrier, threads, turn)

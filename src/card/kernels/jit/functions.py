@@ -5,7 +5,8 @@ Numbers are whole (64 bits), floats of 32 bits, or whatever else a module has a 
 and operations of this module, `min`, `max`, `int`, `np.float32` and `np.sqrt`. Its names are its own variables, whose
 kind never changes, or constants of its module. Operations on numbers mean what they mean in Python, but whole numbers
 wrap around, and nothing is checked. A `Struct` is a whole number, the address of a table: ``table.name`` reads an entry
-or is the address of a part, ``table[place]`` reads the entry at a place as a whole number.
+or is the address of a part, ``table[place]`` reads the entry at a place as a whole number. An argument that is a named
+tuple stands for its fields, one by one; a call makes it in place.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from llvmlite import ir
 
 from card.kernels.jit.arithmetic import FLOAT, INT, VOID, as_kinds
-from card.kernels.jit.instructions import InstructionWriter, Operation, structs_of
+from card.kernels.jit.instructions import InstructionWriter, Operation, is_bundle, is_struct
 from card.kernels.jit.object_code import Builder, ObjectCode, Value
 
 
@@ -28,10 +29,14 @@ class Function(Operation):
 
     def __init__(self, function: Callable[..., Any], kinds: Mapping[str, Any]) -> None:
         """Take a function whose module defers annotations, which are names of ``kinds``."""
-        known = {**kinds, **dict.fromkeys(structs_of(function), INT)}
-        *self._arguments, self._result = (known[name] for name in function.__annotations__.values())
+        known = function.__globals__.items()
+        sizes = {name: len(getattr(one, "_fields", "1")) for name, one in known if is_struct(one) or is_bundle(one)}
+        flat = {name: [kind] for name, kind in kinds.items()} | {name: [INT] * size for name, size in sizes.items()}
+        *arguments, [self._result] = (flat[kind] for kind in function.__annotations__.values())
+        self._arguments = [kind for argument in arguments for kind in argument]
         self.python = function
-        self.struct = structs_of(function).get(function.__annotations__["return"])  # that it returns; None: a number
+        result = function.__globals__.get(function.__annotations__["return"])
+        self.struct = result if is_struct(result) else None  # that it returns; None: a number
 
     def made_in(self, module: Any) -> Any:
         """Return the function in a module of instructions."""

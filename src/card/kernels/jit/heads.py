@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from card.kernels.jit.addresses import all_heads, kept_at, kept_bytes, layer_entry, row_entry
+from card.kernels.jit.addresses import all_heads, cached_at, cached_bytes, layer_entry, row_entry
 from card.kernels.jit.rows import MINUS_ONE, rms_norm
 from card.kernels.jit.tables import LayerTable, PassTable
 from card.kernels.jit.vectors import (
@@ -42,44 +42,44 @@ def grow(x: int, factor: float, padded: int) -> None:
 
 
 @compiled
-def norm_all_heads(table: PassTable, layer: int, row: int) -> None:
+def norm_all_heads(table: PassTable, layer_idx: int, row: int) -> None:
     """Apply the norms of a row's queries and keys, each over all heads at once."""
-    of = layer_entry(table, layer)
-    heads, kv_heads = of.heads, of.kv_heads
-    size, padded, eps = of.head_size, of.padded_head, table.eps
-    query = table.projected + 4 * padded * all_heads(of) * row
+    layer = layer_entry(table, layer_idx)
+    heads, kv_heads = layer.heads, layer.kv_heads
+    size, padded, eps = layer.head_size, layer.padded_head, table.eps
+    query = table.projected + 4 * padded * all_heads(layer) * row
     key = query + 4 * padded * heads
-    rms_norm(query, of.query_norm, query, size * heads, padded * heads, eps)
-    rms_norm(key, of.key_norm, key, size * kv_heads, padded * kv_heads, eps)
+    rms_norm(query, layer.query_norm, query, size * heads, padded * heads, eps)
+    rms_norm(key, layer.key_norm, key, size * kv_heads, padded * kv_heads, eps)
 
 
 @compiled
-def prepare_heads(table: PassTable, layer: int, first_row: int, last_row: int, first: int, last: int) -> None:
+def prepare_heads(table: PassTable, layer_idx: int, first_row: int, last_row: int, first: int, last: int) -> None:
     """Norm and turn heads ``first`` to ``last`` (queries, keys, values) of some rows; keep keys and values."""
-    of = layer_entry(table, layer)
-    heads, kv_heads = of.heads, of.kv_heads
-    size, padded, eps = of.head_size, of.padded_head, table.eps
-    has_head_norms, turned = not table.has_wide_norms, of.turned
-    value_norm, growth, turns_first = of.value_norm, of.query_growth, of.turns_first
+    layer = layer_entry(table, layer_idx)
+    heads, kv_heads = layer.heads, layer.kv_heads
+    size, padded, eps = layer.head_size, layer.padded_head, table.eps
+    has_head_norms, turned = not table.has_wide_norms, layer.turned
+    value_norm, growth, turns_first = layer.value_norm, layer.query_growth, layer.turns_first
     for row in range(first_row, last_row):
-        its = row_entry(table, row)
-        angle = 4 * turned * its.angle
+        row_table = row_entry(table, row)
+        angle = 4 * turned * row_table.angle
         for head in range(first, last):
-            x = table.projected + 4 * padded * (row * all_heads(of) + head)
+            x = table.projected + 4 * padded * (row * all_heads(layer) + head)
             if head < heads + kv_heads:
-                norm = of[LayerTable.query_norm if head < heads else LayerTable.key_norm]
+                norm = layer[LayerTable.query_norm if head < heads else LayerTable.key_norm]
                 if turned and turns_first:
-                    turn(x, of.cos + angle, of.sin + angle, turned)
+                    turn(x, layer.cos + angle, layer.sin + angle, turned)
                 if norm and has_head_norms:
                     rms_norm(x, norm, x, size, padded, eps)
                 if turned and not turns_first:
-                    turn(x, of.cos + angle, of.sin + angle, turned)
+                    turn(x, layer.cos + angle, layer.sin + angle, turned)
                 if growth and head < heads:
-                    grow(x, load_float(growth + 4 * its.position), padded)
+                    grow(x, load_float(growth + 4 * row_table.position), padded)
             elif value_norm:
                 rms_norm(x, value_norm, x, size, padded, eps)
             if head >= heads:
-                out = kept_at(table, of, its, head - heads) + its.slot * kept_bytes(table, of)
+                out = cached_at(table, layer, row_table, head - heads) + row_table.slot * cached_bytes(table, layer)
                 for at in range(0, padded, LANES):
                     if table.kv_bytes == 4:
                         store(out + 4 * at, load(x + 4 * at))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import itertools
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -41,13 +42,14 @@ class Operation:
         return self._instructions(builder, *as_kinds(builder, values, self._arguments))
 
 
-def structs_of(function: Callable[..., Any]) -> dict[str, type[Struct]]:
-    """Return the tables that a function's module knows, by name."""
-    return {name: one for name, one in function.__globals__.items() if _is_struct(one)}
-
-
-def _is_struct(known: Any) -> bool:
+def is_struct(known: Any) -> bool:
+    """Return whether something is a kind of table."""
     return isinstance(known, type) and issubclass(known, Struct)
+
+
+def is_bundle(known: Any) -> bool:
+    """Return whether something is a kind of named tuple."""
+    return isinstance(known, type) and hasattr(known, "_fields")
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
@@ -68,18 +70,26 @@ class InstructionWriter:
         self._globals: Mapping[str, Any] = function.__globals__
         self._places: dict[str, Value] = {}  # of variables, on the stack; LLVM makes registers of them
         self._structs: dict[str, type[Struct] | None] = {}  # of variables that are tables
+        self._fields: dict[str, list[str]] = {}  # variables of arguments that are named tuples
         self._nexts: list[Any] = []  # where `continue` leads to, of the loops around
         self._builder: Builder = ir.IRBuilder(made.append_basic_block("entry"))
         self._result = made.function_type.return_type
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
         assert isinstance(tree, ast.FunctionDef)
-        structs, annotations = structs_of(function), function.__annotations__
-        for argument, value in zip(tree.args.args, made.args, strict=True):
-            self._set(argument.arg, value)
-            self._structs[argument.arg] = structs.get(annotations[argument.arg])
+        self._take(function.__annotations__, iter(made.args))
         self._write(tree.body)
         if not self._builder.block.is_terminated:
             self._builder.ret_void() if self._result == VOID else self._builder.unreachable()
+
+    def _take(self, annotations: Mapping[str, str], values: Iterator[Value]) -> None:
+        """Begin with variables for all arguments."""
+        for name, kind in itertools.islice(annotations.items(), len(annotations) - 1):  # the last one is the result
+            known = self._globals.get(kind)
+            self._structs[name] = known if is_struct(known) else None
+            if is_bundle(known):
+                self._fields[name] = [f"{name}.{field}" for field in known._fields]  # type: ignore[union-attr]
+            for one in self._fields.get(name, [name]):
+                self._set(one, next(values))
 
     # ---- statements -------------------------------------------------------------------------------------------------
 
@@ -224,7 +234,7 @@ class InstructionWriter:
             return self._structs.get(node.id)
         if isinstance(node, ast.Call):
             callee = self._known(node.func)
-            return callee if _is_struct(callee) else getattr(callee, "struct", None)
+            return callee if is_struct(callee) else getattr(callee, "struct", None)
         if isinstance(node, ast.Attribute) and (struct := self._struct_of(node.value)) is not None:
             kind = struct.places[node.attr].kind
             return kind if issubclass(kind, Struct) else None
@@ -238,6 +248,8 @@ class InstructionWriter:
 
     def _value_of_attribute(self, node: ast.Attribute) -> Any:
         struct = self._struct_of(node.value)
+        if (name := ast.unparse(node)) in self._places:  # of a named tuple
+            return self._read(name)
         if struct is None:
             return self._known(node)
         number, kind, is_part, _ = struct.places[node.attr]
@@ -250,12 +262,24 @@ class InstructionWriter:
         return self._readers[int].write(self._builder, [self._value(node.value), self._value(node.slice)])
 
     def _value_of_call(self, node: ast.Call) -> Any:
-        callee, values = self._known(node.func), [self._value(one) for one in node.args]
+        callee, values = self._known(node.func), self._arguments(node)
         if isinstance(callee, Operation):
             return callee.write(self._builder, values)
-        if _is_struct(callee):
+        if is_struct(callee):
             return values[0]
         return BUILT_IN[callee.__name__](self._builder, *values)
+
+    def _arguments(self, node: ast.Call) -> list[Any]:
+        """Write the arguments of a call; return their values, of named tuples all of them."""
+        values = []
+        for one in node.args:
+            if isinstance(one, ast.Name) and one.id in self._fields:
+                values += [self._read(name) for name in self._fields[one.id]]
+            elif isinstance(one, ast.Call) and is_bundle(self._known(one.func)):
+                values += self._arguments(one)
+            else:
+                values.append(self._value(one))
+        return values
 
     def _value_of_unaryop(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not):

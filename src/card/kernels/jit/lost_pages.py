@@ -29,7 +29,7 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 class _State(Struct):
-    """What the handler knows."""
+    """State of the handler."""
 
     handler: int = place("address of its code")
     files: int = place("a `_File` for each watched file; one without addresses is the end")

@@ -15,8 +15,10 @@ from card.kernels.jit.experts import run_experts
 from card.kernels.jit.gated_delta import advance_states, keep_records
 from card.kernels.jit.gates import gate_tiles, prepare_input
 from card.kernels.jit.heads import norm_all_heads, prepare_heads
-from card.kernels.jit.layer_inputs import gate_own_input, layer_inputs_bytes, make_layer_inputs, own_input
+from card.kernels.jit.layer_inputs import gate_layer_input, layer_input_at, layer_inputs_bytes, make_layer_inputs
 from card.kernels.jit.rows import (
+    Activations,
+    Output,
     add_row,
     capped,
     prepare_rows,
@@ -27,61 +29,50 @@ from card.kernels.jit.rows import (
     scales_behind,
     sums_behind,
 )
-from card.kernels.jit.sharing import share, shares_rows, wait
+from card.kernels.jit.sharing import Work, share, shares_rows, wait
 from card.kernels.jit.short_conv import convolve_part
 from card.kernels.jit.tables import LayerTable, LinearEntry, PassTable
 from card.kernels.jit.tiles import PANEL
-from card.kernels.jit.vectors import (
-    GROUP,
-    LANES,
-    SUMS_BYTES,
-    compiled,
-    fill,
-    load,
-    load_float,
-    separated,
-    store,
-)
+from card.kernels.jit.vectors import GROUP, LANES, SUMS_BYTES, compiled, fill, load, load_float, separated, store
 
 
 @compiled
-def gated_bytes(table: PassTable, of: LayerTable, first_row: int) -> int:
+def gated_bytes(table: PassTable, layer: LayerTable, first_row: int) -> int:
     """Return where the gated activations of rows from ``first_row`` on lie as bytes, in the layer of a table."""
-    return table.gated + of.mlp_width * first_row
+    return table.gated + layer.mlp_width * first_row
 
 
 @compiled
-def gated_scales(table: PassTable, of: LayerTable, first_row: int) -> int:
+def gated_scales(table: PassTable, layer: LayerTable, first_row: int) -> int:
     """Return where their scales lie."""
-    return table.gated_scales + 4 * (of.mlp_width // GROUP) * first_row
+    return table.gated_scales + 4 * (layer.mlp_width // GROUP) * first_row
 
 
 @compiled
-def gated_sums(table: PassTable, of: LayerTable, first_row: int) -> int:
+def gated_sums(table: PassTable, layer: LayerTable, first_row: int) -> int:
     """Return where their sums lie, with room behind those of any number of rows for these as floats."""
-    return table.gated_sums + (SUMS_BYTES + 4 * GROUP) * (of.mlp_width // GROUP) * first_row
+    return table.gated_sums + (SUMS_BYTES + 4 * GROUP) * (layer.mlp_width // GROUP) * first_row
 
 
 @compiled
-def gate(
-    table: PassTable, layer: int, first_row: int, num_rows: int, part: int, parts: int, numbers: int, scales: int, sums:
-    int,
-) -> None:  # fmt: skip
+def gate(table: PassTable, layer_idx: int, work: Work, inputs: Activations) -> None:
     """Compute a part of activation(gate) * up for some rows, and prepare it."""
-    of, num_groups = layer_entry(table, layer), table.padded_width // GROUP
-    room, num_out = room_behind(sums, num_rows, num_groups), of.mlp_width // GROUP
-    for group in range(share(num_out, part, parts), share(num_out, part + 1, parts)):
+    layer, num_groups = layer_entry(table, layer_idx), table.padded_width // GROUP
+    room, num_out = room_behind(inputs.sums, work.num_rows, num_groups), layer.mlp_width // GROUP
+    for group in range(share(num_out, work.part, work.parts), share(num_out, work.part + 1, work.parts)):
         gate_tiles(
-            table, of.gate, of.up, of.down.takes, group, num_out, num_rows, numbers,
-            scales, sums, room, gated_bytes(table, of, first_row), gated_scales(table, of, first_row),
-            gated_sums(table, of, first_row),
+            table, layer.gate, layer.up, layer.down.takes, group, num_out, work.num_rows, inputs, room,
+            Activations(
+                gated_bytes(table, layer, work.first_row), gated_scales(table, layer, work.first_row),
+                gated_sums(table, layer, work.first_row),
+            ),
         )  # fmt: skip
 
 
 @compiled
 def project_heads(
-    table: PassTable, of: LayerTable, linear: LinearEntry, count: int, before: int, first: int, last: int, first_row:
-    int, num_rows: int, numbers: int, scales: int, sums: int,
+    table: PassTable, layer: LayerTable, linear: LinearEntry, count: int, before: int, first: int, last: int,
+    first_row: int, num_rows: int, inputs: Activations,
 ) -> None:  # fmt: skip
     """Compute those heads of a linear layer, for some rows, that are among ``first`` to ``last`` of all.
 
@@ -89,19 +80,19 @@ def project_heads(
         of: table of the decoder layer.
         count, before: heads of this linear layer, and of those before it.
     """
-    padded = of.padded_head
-    start, stop, row_bytes = max(first - before, 0), min(last - before, count), 4 * padded * all_heads(of)
+    padded = layer.padded_head
+    start, stop, row_bytes = max(first - before, 0), min(last - before, count), 4 * padded * all_heads(layer)
     out = table.projected + row_bytes * first_row + 4 * padded * before
     project(
-        linear, num_rows, padded // PANEL * start, padded // PANEL * stop, numbers, scales, sums,
-        table.padded_width // GROUP, out, row_bytes, of.adds_heads,
+        linear, num_rows, padded // PANEL * start, padded // PANEL * stop, inputs,
+        table.padded_width // GROUP, Output(out, row_bytes, layer.adds_heads),
     )  # fmt: skip
 
 
 @compiled
 def add_output(
-    table: PassTable, linear: LinearEntry, norm: int, first_row: int, num_rows: int, numbers: int, scales: int, sums:
-    int, num_groups: int, factor: int, part: int, parts: int, turn: int,
+    table: PassTable, linear: LinearEntry, norm: int, first_row: int, num_rows: int, inputs: Activations,
+    num_groups: int, factor: int, part: int, parts: int, turn: int,
 ) -> int:  # fmt: skip
     """Add a part of what a block computes for some rows to the hidden states; return the next turn.
 
@@ -114,14 +105,14 @@ def add_output(
     hidden, added = table.hidden + before, table.added + before
     first, last = share(padded // PANEL, part, parts), share(padded // PANEL, part + 1, parts)
     if not norm:
-        project(linear, num_rows, first, last, numbers, scales, sums, num_groups, hidden, 4 * padded, 1)
+        project(linear, num_rows, first, last, inputs, num_groups, Output(hidden, 4 * padded, 1))
         return wait(barrier, parts, turn)
-    project(linear, num_rows, first, last, numbers, scales, sums, num_groups, added, 4 * padded, 0)
+    project(linear, num_rows, first, last, inputs, num_groups, Output(added, 4 * padded, 0))
     turn = wait(barrier, parts, turn)
     for row in range(part, num_rows, parts):
-        its = added + 4 * padded * row
-        rms_norm(its, norm, its, table.width, padded, table.eps)
-        add_row(its, hidden + 4 * padded * row, padded)
+        x = added + 4 * padded * row
+        rms_norm(x, norm, x, table.width, padded, table.eps)
+        add_row(x, hidden + 4 * padded * row, padded)
         if factor:
             scale_row(hidden + 4 * padded * row, load_float(factor), padded)
     return wait(barrier, parts, turn)
@@ -132,188 +123,202 @@ def cap_logits(table: PassTable, first: int, last: int) -> None:
     """Bound panels ``first`` to ``last`` of all logits."""
     num_bytes, cap = 4 * table.num_outputs, fill(table.logit_cap)
     for row in range(table.num_chosen):
-        its = table.logits + num_bytes * row
-        for at in range(its + 4 * PANEL * first, its + 4 * PANEL * last, 4 * LANES):
+        logits = table.logits + num_bytes * row
+        for at in range(logits + 4 * PANEL * first, logits + 4 * PANEL * last, 4 * LANES):
             store(at, capped(load(at), cap))
 
 
 @compiled
-def begin_layer(
-    table: PassTable, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
-) -> int:  # fmt: skip
+def begin_layer(table: PassTable, layer_idx: int, work: Work, turn: int, scratch: int) -> int:
     """Compute a part of queries, keys and values of some rows, and return the next turn."""
-    of, groups, barrier = layer_entry(table, layer), table.padded_width // GROUP, table.barrier
-    heads, kv_heads, is_parallel = of.heads, of.made_kv_heads, table.is_parallel
-    more, attending = of.more_heads, heads + 2 * kv_heads
-    scales = scales_behind(own, num_rows, groups)
-    sums = sums_behind(scales, num_rows, groups)
-    takes = of.query.takes | of.key.takes | of.value.takes
-    takes |= of.more.takes
+    layer, groups, barrier = layer_entry(table, layer_idx), table.padded_width // GROUP, table.barrier
+    heads, kv_heads, is_parallel = layer.heads, layer.made_kv_heads, table.is_parallel
+    more, attending = layer.more_heads, heads + 2 * kv_heads
+    scales = scales_behind(scratch, work.num_rows, groups)
+    sums = sums_behind(scales, work.num_rows, groups)
+    takes = layer.query.takes | layer.key.takes | layer.value.takes
+    takes |= layer.more.takes
     if is_parallel:  # the MLP reads what attention reads
-        takes |= of.gate.takes | of.up.takes
-    prepare_input(table, takes, of.input_norm, first_row, num_rows, own, scales, sums)
-    first, last = share(attending + more, part, parts), share(attending + more, part + 1, parts)
+        takes |= layer.gate.takes | layer.up.takes
+    prepare_input(table, takes, layer.input_norm, work.first_row, work.num_rows, Activations(scratch, scales, sums))
+    first, last = share(attending + more, work.part, work.parts), share(attending + more, work.part + 1, work.parts)
     for linear, count, before in (
-        (of.query, heads, 0), (of.key, kv_heads, heads), (of.value, kv_heads, heads + kv_heads),
-        (of.more, more, attending),
+        (layer.query, heads, 0), (layer.key, kv_heads, heads), (layer.value, kv_heads, heads + kv_heads),
+        (layer.more, more, attending),
     ):  # fmt: skip
-        project_heads(table, of, linear, count, before, first, last, first_row, num_rows, own, scales, sums)
+        project_heads(
+            table,
+            layer,
+            linear,
+            count,
+            before,
+            first,
+            last,
+            work.first_row,
+            work.num_rows,
+            Activations(scratch, scales, sums),
+        )
     if table.has_wide_norms:
-        turn = wait(barrier, parts, turn)
-        for row in range(first_row + part, first_row + num_rows, parts):
-            norm_all_heads(table, layer, row)
-        turn = wait(barrier, parts, turn)
-    if not of.filter:
-        prepare_heads(table, layer, first_row, first_row + num_rows, first, min(last, attending))
+        turn = wait(barrier, work.parts, turn)
+        for row in range(work.first_row + work.part, work.first_row + work.num_rows, work.parts):
+            norm_all_heads(table, layer_idx, row)
+        turn = wait(barrier, work.parts, turn)
+    if not layer.filter:
+        prepare_heads(table, layer_idx, work.first_row, work.first_row + work.num_rows, first, min(last, attending))
     if is_parallel:
-        gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
+        gate(table, layer_idx, work, Activations(scratch, scales, sums))
     return turn
 
 
 @compiled
-def gate_mlp(
-    table: PassTable, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
-) -> int:  # fmt: skip
+def gate_mlp(table: PassTable, layer_idx: int, work: Work, turn: int, scratch: int) -> int:
     """Compute a part of the gate of the MLP of some rows; return the next turn."""
-    of, groups = layer_entry(table, layer), table.padded_width // GROUP
-    scales = scales_behind(own, num_rows, groups)
-    sums = sums_behind(scales, num_rows, groups)
-    takes = of.gate.takes | of.up.takes
-    prepare_input(table, takes, of.mlp_norm, first_row, num_rows, own, scales, sums)
-    gate(table, layer, first_row, num_rows, part, parts, own, scales, sums)
-    return wait(table.barrier, parts, turn)
+    layer, groups = layer_entry(table, layer_idx), table.padded_width // GROUP
+    scales = scales_behind(scratch, work.num_rows, groups)
+    sums = sums_behind(scales, work.num_rows, groups)
+    takes = layer.gate.takes | layer.up.takes
+    prepare_input(table, takes, layer.mlp_norm, work.first_row, work.num_rows, Activations(scratch, scales, sums))
+    gate(table, layer_idx, work, Activations(scratch, scales, sums))
+    return wait(table.barrier, work.parts, turn)
 
 
 @compiled
-def run_mlp(
-    table: PassTable, layer: int, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
-) -> int:  # fmt: skip
+def run_mlp(table: PassTable, layer_idx: int, work: Work, turn: int, scratch: int) -> int:
     """Compute a part of the MLP of some rows, or of what it adds if its gate is done; return the next turn."""
-    of = layer_entry(table, layer)
+    layer = layer_entry(table, layer_idx)
     if not table.is_parallel:
-        turn = gate_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
+        turn = gate_mlp(table, layer_idx, work, turn, scratch)
     return add_output(
-        table, of.down, of.mlp_out_norm, first_row, num_rows, gated_bytes(table, of, first_row),
-        gated_scales(table, of, first_row), gated_sums(table, of, first_row), of.mlp_width // GROUP,
-        of.factor, part, parts, turn,
+        table, layer.down, layer.mlp_out_norm, work.first_row, work.num_rows,
+        Activations(
+            gated_bytes(table, layer, work.first_row), gated_scales(table, layer, work.first_row),
+            gated_sums(table, layer, work.first_row),
+        ),
+        layer.mlp_width // GROUP, layer.factor, work.part, work.parts, turn,
     )  # fmt: skip
 
 
 @compiled
 def add_both(table: PassTable, layer: LayerTable, row: int) -> None:
     """Add to a row what an MLP and the experts beside it give, each normed and then both together."""
-    of, padded, eps = layer.experts, table.padded_width, table.eps
+    experts, padded, eps = layer.experts, table.padded_width, table.eps
     width, before = table.width, 4 * padded * row
-    its, others, hidden = (
-        table.added + before,
-        table.expert_sums + before,
-        table.hidden + before,
-    )
-    rms_norm(its, of.mlp_norm, its, width, padded, eps)
-    rms_norm(others, of.output_norm, others, width, padded, eps)
-    add_row(others, its, padded)
-    rms_norm(its, layer.mlp_out_norm, its, width, padded, eps)
-    add_row(its, hidden, padded)
+    added, others, hidden = (table.added + before, table.expert_sums + before, table.hidden + before)
+    rms_norm(added, experts.mlp_norm, added, width, padded, eps)
+    rms_norm(others, experts.output_norm, others, width, padded, eps)
+    add_row(others, added, padded)
+    rms_norm(added, layer.mlp_out_norm, added, width, padded, eps)
+    add_row(added, hidden, padded)
     if layer.factor:
         scale_row(hidden, load_float(layer.factor), padded)
 
 
 @compiled
-def run_both(
-    table: PassTable, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int, own: int
-) -> int:  # fmt: skip
+def run_both(table: PassTable, layer_idx: int, work: Work, thread: int, turn: int, scratch: int) -> int:
     """Compute a part of an MLP and of the experts beside it; return the next turn."""
-    of, padded = layer_entry(table, layer), table.padded_width
-    turn = gate_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
+    layer, padded = layer_entry(table, layer_idx), table.padded_width
+    turn = gate_mlp(table, layer_idx, work, turn, scratch)
     project(
-        of.down, num_rows, share(padded // PANEL, part, parts), share(padded // PANEL, part + 1, parts),
-        gated_bytes(table, of, first_row), gated_scales(table, of, first_row), gated_sums(table, of, first_row),
-        of.mlp_width // GROUP, table.added + 4 * padded * first_row, 4 * padded, 0,
+        layer.down, work.num_rows,
+        share(padded // PANEL, work.part, work.parts), share(padded // PANEL, work.part + 1, work.parts),
+        Activations(
+            gated_bytes(table, layer, work.first_row), gated_scales(table, layer, work.first_row),
+            gated_sums(table, layer, work.first_row),
+        ),
+        layer.mlp_width // GROUP, Output(table.added + 4 * padded * work.first_row, 4 * padded, 0),
     )  # fmt: skip
-    turn = run_experts(of.experts.code, table, of, first_row, num_rows, part, parts, thread, turn, own)
-    for row in range(first_row + part, first_row + num_rows, parts):
-        add_both(table, of, row)
-    return wait(table.barrier, parts, turn)
+    turn = run_experts(layer.experts.code, table, layer, work, thread, turn, scratch)
+    for row in range(work.first_row + work.part, work.first_row + work.num_rows, work.parts):
+        add_both(table, layer, row)
+    return wait(table.barrier, work.parts, turn)
 
 
 @compiled
-def add_own_input(
-    table: PassTable, of: LayerTable, first_row: int, num_rows: int, part: int, parts: int, turn: int, own: int
-) -> int:  # fmt: skip
+def add_layer_input(table: PassTable, layer: LayerTable, work: Work, turn: int, scratch: int) -> int:
     """Add a part of what the numbers give that tokens have for a layer; return the next turn."""
-    its, num_groups = of.layer_input, table.padded_input_width // GROUP
-    gate_own_input(table, its, first_row, num_rows, part, parts, own)
-    turn = wait(table.barrier, parts, turn)
-    scales = scales_behind(own, num_rows, num_groups)
-    sums = sums_behind(scales, num_rows, num_groups)
+    layer_input, num_groups = layer.layer_input, table.padded_input_width // GROUP
+    gate_layer_input(table, layer_input, work, scratch)
+    turn = wait(table.barrier, work.parts, turn)
+    scales = scales_behind(scratch, work.num_rows, num_groups)
+    sums = sums_behind(scales, work.num_rows, num_groups)
     prepare_rows(
-        its.out.takes, own_input(table, its, first_row), layer_inputs_bytes(table), num_rows, 0,
-        0, 0, num_groups, table.eps, own, scales, sums, 0,
+        layer_input.out.takes, layer_input_at(table, layer_input, work.first_row), layer_inputs_bytes(table),
+        work.num_rows, 0, 0, 0, num_groups, table.eps, Activations(scratch, scales, sums), 0,
     )  # fmt: skip
     return add_output(
-        table, its.out, its.norm, first_row, num_rows, own, scales, sums, num_groups,
-        its.factor, part, parts, turn,
+        table, layer_input.out, layer_input.norm, work.first_row, work.num_rows, Activations(scratch, scales, sums),
+        num_groups, layer_input.factor, work.part, work.parts, turn,
     )  # fmt: skip
 
 
 @compiled
-def end_layer(
-    table: PassTable, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int, own: int
-) -> int:  # fmt: skip
+def end_layer(table: PassTable, layer_idx: int, work: Work, thread: int, turn: int, scratch: int) -> int:
     """Compute a part of what follows attention, of some rows, and return the next turn."""
-    of = layer_entry(table, layer)
-    if of.key_size:
-        keep_records(table, of, first_row, num_rows, part, parts)
+    layer = layer_entry(table, layer_idx)
+    if layer.key_size:
+        keep_records(table, layer, work)
         if shares_rows(table):  # rows are of another size in the next layer, so that a thread's lie where others' were
             turn = wait(table.barrier, table.num_threads, turn)
-    row_bytes = attended_bytes(of)
-    groups, out = row_bytes // (4 * GROUP), of.attention_out
-    scales = scales_behind(own, num_rows, groups)
-    sums = sums_behind(scales, num_rows, groups)
+    row_bytes = attended_bytes(layer)
+    groups, out = row_bytes // (4 * GROUP), layer.attention_out
+    scales = scales_behind(scratch, work.num_rows, groups)
+    sums = sums_behind(scales, work.num_rows, groups)
     prepare_rows(
-        out.takes, table.attended + row_bytes * first_row, row_bytes, num_rows, 0, 0, 0, groups,
-        table.eps, own, scales, sums, 0,
+        out.takes, table.attended + row_bytes * work.first_row, row_bytes, work.num_rows, 0, 0, 0, groups,
+        table.eps, Activations(scratch, scales, sums), 0,
     )  # fmt: skip
-    norm = of.attention_out_norm
-    turn = add_output(table, out, norm, first_row, num_rows, own, scales, sums, groups, 0, part, parts, turn)
-    if of.experts and of.mlp_width:
-        turn = run_both(table, layer, first_row, num_rows, part, parts, thread, turn, own)
-    elif of.experts:
-        turn = run_experts(of.experts.code, table, of, first_row, num_rows, part, parts, thread, turn, own)
+    norm = layer.attention_out_norm
+    turn = add_output(
+        table,
+        out,
+        norm,
+        work.first_row,
+        work.num_rows,
+        Activations(scratch, scales, sums),
+        groups,
+        0,
+        work.part,
+        work.parts,
+        turn,
+    )
+    if layer.experts and layer.mlp_width:
+        turn = run_both(table, layer_idx, work, thread, turn, scratch)
+    elif layer.experts:
+        turn = run_experts(layer.experts.code, table, layer, work, thread, turn, scratch)
     else:
-        turn = run_mlp(table, layer, first_row, num_rows, part, parts, turn, own)
-    if of.layer_input:
-        turn = add_own_input(table, of, first_row, num_rows, part, parts, turn, own)
-    copy_to, padded = of.copy_to, table.padded_width
+        turn = run_mlp(table, layer_idx, work, turn, scratch)
+    if layer.layer_input:
+        turn = add_layer_input(table, layer, work, turn, scratch)
+    copy_to, padded = layer.copy_to, table.padded_width
     if (
-        copy_to and part == 0
+        copy_to and work.part == 0
     ):  # other threads write to these hidden states only after this one has reached the next layer
-        for at in range(4 * padded * first_row, 4 * padded * (first_row + num_rows), 4 * LANES):
+        for at in range(4 * padded * work.first_row, 4 * padded * (work.first_row + work.num_rows), 4 * LANES):
             store(copy_to + at, load(table.hidden + at))
     return turn
 
 
 @compiled
-def run_layer(table: PassTable, layer: int, thread: int, turn: int, own: int) -> int:
+def run_layer(table: PassTable, layer_idx: int, thread: int, turn: int, scratch: int) -> int:
     """Do a thread's part of a layer; return the next turn."""
     threads, barrier = table.num_threads, table.barrier
     first_row, num_rows, part, parts = 0, table.num_rows, thread, threads
     if shares_rows(table):
         first_row = share(num_rows, thread, threads)
         num_rows, part, parts = share(num_rows, thread + 1, threads) - first_row, 0, 1
-    if layer == 0 and table.padded_input_width:
-        make_layer_inputs(table, first_row, num_rows, part, parts, own)
-    turn = begin_layer(table, layer, first_row, num_rows, part, parts, turn, own)
+    if layer_idx == 0 and table.padded_input_width:
+        make_layer_inputs(table, Work(first_row, num_rows, part, parts), scratch)
+    turn = begin_layer(table, layer_idx, Work(first_row, num_rows, part, parts), turn, scratch)
     turn = wait(barrier, threads, turn)
-    states_code = layer_entry(table, layer).states_code
+    states_code = layer_entry(table, layer_idx).states_code
     if states_code:
-        advance_states(states_code, table, layer, thread, own)
-    elif layer_entry(table, layer).filter:
-        convolve_part(table, layer, thread)
+        advance_states(states_code, table, layer_idx, thread, scratch)
+    elif layer_entry(table, layer_idx).filter:
+        convolve_part(table, layer_idx, thread)
     else:
-        attend_part(table, layer, thread, own)
+        attend_part(table, layer_idx, thread, scratch)
     turn = wait(barrier, threads, turn)
-    return end_layer(table, layer, first_row, num_rows, part, parts, thread, turn, own)
+    return end_layer(table, layer_idx, Work(first_row, num_rows, part, parts), thread, turn, scratch)
 
 
 @separated
@@ -322,24 +327,26 @@ def run(code: int, table: PassTable, thread: int) -> None:
 
     ``code`` is the address of this function.
     """
-    threads, own = table.num_threads, table.rooms + thread * table.room_bytes
+    threads, scratch = table.num_threads, table.scratch + thread * table.scratch_bytes
     turn = 1
-    for layer in range(table.num_layers):
-        turn = run_layer(table, layer, thread, turn, own)
+    for layer_idx in range(table.num_layers):
+        turn = run_layer(table, layer_idx, thread, turn, scratch)
     if shares_rows(table):
         turn = wait(table.barrier, threads, turn)
     num_chosen, groups = table.num_chosen, table.padded_width // GROUP
-    scales = scales_behind(own, num_chosen, groups)
+    scales = scales_behind(scratch, num_chosen, groups)
     sums = sums_behind(scales, num_chosen, groups)
     prepare_rows(
         table.output.takes, table.hidden, 4 * GROUP * groups, num_chosen,
-        table.width, table.norm, table.centres, groups, table.eps, own,
-        scales, sums, table.chosen_rows,
+        table.width, table.norm, table.centres, groups, table.eps,
+        Activations(scratch, scales, sums), table.chosen_rows,
     )  # fmt: skip
     panels = table.num_outputs // PANEL
     first, last = share(panels, thread, threads), share(panels, thread + 1, threads)
     out, out_bytes = table.logits, 4 * PANEL * panels
-    project(table.output, num_chosen, first, last, own, scales, sums, groups, out, out_bytes, 0)
+    project(
+        table.output, num_chosen, first, last, Activations(scratch, scales, sums), groups, Output(out, out_bytes, 0)
+    )
     if table[PassTable.logit_cap]:
         cap_logits(table, first, last)
     wait(table.barrier, threads, turn)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from card.kernels.jit.tables import PassTable
 from card.kernels.jit.tiles import MOST_ROWS
 from card.kernels.jit.vectors import arrive, compiled, let_others_run, look, pause
 
 PATIENCE = 2000  # looks at the others before the core is given away
 _MANY_ROWS = 2 * MOST_ROWS  # for each thread: from here on rows are shared out
+
+
+class Work(NamedTuple):
+    """Rows that threads share out, and which part of their channels is one thread's."""
+
+    first_row: int
+    num_rows: int
+    part: int
+    parts: int
 
 
 @compiled

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class Place(NamedTuple):
-    """Where an entry lies in its table."""
+    """The place of an entry in its table."""
 
     number: int  # of the entry, or of the first one of a table that lies there
     kind: Any  # int, float (of 32 bits), or the class of the table that lies there or whose address does

@@ -53,7 +53,7 @@ class ExpertTable(Struct):
 
 
 class LayerInputTable(Struct):
-    """What a layer does with the numbers that tokens have for it."""
+    """The gate of the numbers that tokens have for a layer."""
 
     gate: LinearEntry = place("makes a gate of hidden states")
     out: LinearEntry = place("of what is behind the gate")
@@ -143,7 +143,7 @@ class RowTable(Struct):
 
 
 class ConvTable(Struct):
-    """What convolutions of a row take in; records of its last ancestors follow, oldest first.
+    """Records of what convolutions take in: a row's own one; those of its last ancestors follow, oldest first.
 
     Such a record is an address, -1 - a row of this pass, or 0 before the text.
     """
@@ -192,8 +192,8 @@ class PassTable(Struct):
     gated: int = place("what is behind the gate of MLPs, as bytes")
     gated_scales: int = place("their scales")
     gated_sums: int = place("their sums, and they as floats")
-    rooms: int = place("a room for each thread")
-    room_bytes: int = place("of each")
+    scratch: int = place("memory of its own for each thread")
+    scratch_bytes: int = place("of each thread")
     barrier: int = place("counts threads that wait for each other")
     chosen_rows: int = place("numbers of the rows that have logits")
     num_chosen: int = place("how many")
@@ -202,7 +202,7 @@ class PassTable(Struct):
     conv_tables: int = place("a `ConvTable` and its records for each row")
     conv_size: int = place("entries of each")
     routed: int = place("scores of routers")
-    experts_at: int = place("bytes of a room that lie before what experts need")
+    experts_at: int = place("bytes of a thread that lie before what experts need")
     experts_read: int = place("different ones that rows have chosen, all layers together")
     steps: int = place("a `StepTable` for each step of states")
     num_steps: int = place("how many")
