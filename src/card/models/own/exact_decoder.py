@@ -91,14 +91,14 @@ class ExactDecoder:
         self._embedding_scale = architecture.embedding_scale(config, model.dtype)
         self._width = int(config.hidden_size)
         self._norm = extended(norm_weight(model.norm, architecture.norm_offset), padded(self._width, GROUP))
-        its = model.layer_inputs
-        check_numbers(model, (*model.ending, *(() if its is None else its.packed_weights)))
+        layer_inputs = model.layer_inputs
+        check_numbers(model, (*model.ending, *(() if layer_inputs is None else layer_inputs.packed_weights)))
         head, self._head_ids = head_of(model)
         pack = in_integers if is_int8(model) and not self.has_blocks else as_stored
         lent = model.packed_head if self._head_ids is None else None
         self.head = lent or packed(pack, head, factor=1 / architecture.scale("logits", config))
         self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self.head.panels)
-        self._inputs = None if its is None else LayerInputTables(model, its, pack)
+        self._inputs = None if layer_inputs is None else LayerInputTables(model, layer_inputs, pack)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
         self.state_size = self._layers.state_size  # numbers of the states of a sequence
@@ -213,8 +213,8 @@ class ExactDecoder:
         scored = [step for step in steps if step.extension.scores is not None and step.num_held]
         if not scored:
             return scored
-        of, shape = self._layers.alike, self.layout.shape
-        layers, heads, together = len(self.layout.layers), of.num_heads, self._layers.rows_together(of)
+        alike, shape = self._layers.alike, self.layout.shape
+        layers, heads, together = len(self.layout.layers), alike.num_heads, self._layers.rows_together(alike)
         for step in scored:
             step.part = 1 if step.extension.scores == "bounds" else together
         widths = [
@@ -275,12 +275,12 @@ class ExactDecoder:
         groups = max(padded(self._width, GROUP), layers.attended, of_inputs) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
         attending += 4 * layers.most_together * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)
-        own = (
+        num_bytes = (
             groups * buffers.num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups
             + max(attending, 8 * GROUP * MOST_TILE_ROWS, layers.state_room)
         )
-        return padded(own, 4 * GROUP)
+        return padded(num_bytes, 4 * GROUP)
 
     def _expert_bytes(self) -> int:
         """Return what a thread needs besides, if there are experts."""

@@ -57,10 +57,10 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
         visible, ancestors = tree.visible(start)
         positions = tree.positions(start)
         firsts = num_before + np.cumsum(positions + 1 - visible) - (positions + 1 - visible)
-        own = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
+        numbers = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
         rows += [
             (*place, row, position, position, *others, *selection)
-            for (row, position, *others), selection in zip(own, selections, strict=True)
+            for (row, position, *others), selection in zip(numbers, selections, strict=True)
         ]
         all_ancestors.append(ancestors)
         num_before += len(ancestors)

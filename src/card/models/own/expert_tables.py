@@ -44,13 +44,13 @@ class ExpertFacts:
 
 def expert_facts(shapes: Sequence[LayerShape]) -> ExpertFacts | None:
     """Return the facts of the layers of these shapes that have experts; None if none has any."""
-    found = [shape.experts for shape in shapes if shape.experts is not None]
-    if not found:
+    experts = [shape.experts for shape in shapes if shape.experts is not None]
+    if not experts:
         return None
     return ExpertFacts(
-        num_expert_layers=len(found),
-        num_experts=max(one.count for one in found),
-        experts_per_token=max(one.chosen for one in found),
+        num_expert_layers=len(experts),
+        num_experts=max(one.count for one in experts),
+        experts_per_token=max(one.chosen for one in experts),
     )
 
 
@@ -64,16 +64,16 @@ class PackedExperts:
 
 
 def expert_table(
-    pack: Pack, its: ExpertLinears, experts: Experts, factor: float, biases: Floats | None = None
+    pack: Pack, linears: ExpertLinears, experts: Experts, factor: float, biases: Floats | None = None
 ) -> PackedExperts:
     """Pack the experts of a layer, whose results are times a factor; the router stays in floats.
 
     Args:
         biases: what is added to the scores for the choice alone, [count].
     """
-    router = _router(its)
+    router = _router(linears)
     biases = None if biases is None else extended(biases.ravel().astype(np.float32), PANEL * len(router.panels))
-    each = _packed(pack, its.each, factor)
+    each = _packed(pack, linears.each, factor)
     shared = NO_SHARED
     if experts.shared_width:
         shared = GATED_SHARED if experts.has_shared_gate else PLAIN_SHARED
@@ -125,12 +125,12 @@ def stand_beside(table: IntArray, architecture: Architecture, layer: DecoderLaye
     return arrays
 
 
-def _router(its: ExpertLinears) -> PackedLinear:
+def _router(linears: ExpertLinears) -> PackedLinear:
     """Return the router in 32 bits; behind its experts comes the score of a shared one."""
-    scores = [its.router] if its.shared_score is None else [its.router, its.shared_score]
+    scores = [linears.router] if linears.shared_score is None else [linears.router, linears.shared_score]
     weights = [one.weight for one in scores]
     assert not any(isinstance(weight, BlockWeight) for weight in weights), "readers keep routers in floats"
-    bias = None if its.router.bias is None else its.router.bias.astype(np.float32)
+    bias = None if linears.router.bias is None else linears.router.bias.astype(np.float32)
     return float_linear(np.concatenate([np.asarray(weight, np.float32) for weight in weights]), bias)
 
 
@@ -139,10 +139,10 @@ def _packed(pack: Pack, each: Sequence[Mlp], factor: float) -> list[tuple[Packed
     made: dict[tuple[float, int], PackedLinear] = {}
 
     def one(linear: Linear, factor: float = 1.0) -> PackedLinear:
-        found = packed(pack, linear, factor=factor, out_multiple=GROUP)
+        packed_one = packed(pack, linear, factor=factor, out_multiple=GROUP)
         if not linear.has_blocks:
-            return found
-        alike = made.setdefault((factor, len(found.scales)), found)
-        return replace(found, scales=alike.scales, bias=alike.bias if linear.bias is None else found.bias)
+            return packed_one
+        alike = made.setdefault((factor, len(packed_one.scales)), packed_one)
+        return replace(packed_one, scales=alike.scales, bias=alike.bias if linear.bias is None else packed_one.bias)
 
     return [(one(gate), one(up), one(down, factor)) for gate, up, down in each]

@@ -23,14 +23,14 @@ _HALF_EACH = 0.5**0.5  # of the sum of what tokens have and what their embedding
 class LayerInputTables:
     """The table of such numbers, and the packed projection of embeddings that adds to them."""
 
-    def __init__(self, model: DecoderModel, its: LayerInputs, pack: Pack) -> None:
+    def __init__(self, model: DecoderModel, layer_inputs: LayerInputs, pack: Pack) -> None:
         """Pack the projection; rows of the table are read as passes need them."""
-        self._num_layers, self._width = len(model.layers), its.width
-        self.padded_width = padded(its.width, GROUP)
-        self._rows = EmbeddedRows(its.table)
-        self._scale = np.float32(np.array(its.width**0.5).astype(model.dtype)) * np.float32(_HALF_EACH)
-        self._projection = self._packed(its.projection, pack, float(model.config.hidden_size) ** -0.5)
-        weight = norm_weight(its.norm, model.architecture.norm_offset) * np.float32(_HALF_EACH)
+        self._num_layers, self._width = len(model.layers), layer_inputs.width
+        self.padded_width = padded(layer_inputs.width, GROUP)
+        self._rows = EmbeddedRows(layer_inputs.table)
+        self._scale = np.float32(np.array(layer_inputs.width**0.5).astype(model.dtype)) * np.float32(_HALF_EACH)
+        self._projection = self._packed(layer_inputs.projection, pack, float(model.config.hidden_size) ** -0.5)
+        weight = norm_weight(layer_inputs.norm, model.architecture.norm_offset) * np.float32(_HALF_EACH)
         self._norm = extended(weight, self.padded_width)
         self._tokens: Floats = zeros((0, 0, 0))
 

@@ -88,8 +88,8 @@ class LayerTables:
         self._attending = [idx for idx, one in enumerate(self.shapes) if one.mixer == "attention"]
         self._keeping = [idx for idx in self._attending if self.shapes[idx].kv_source is None]
         self._summing = [idx for idx, one in enumerate(self.shapes) if one.mixer != "attention"]
-        its = [self.shapes[idx] for idx in self._keeping]
-        self.layout = KVLayout(tuple(KVShape(one.num_kv_heads, padded_head(one)) for one in its), kv_dtype)
+        shapes = [self.shapes[idx] for idx in self._keeping]
+        self.layout = KVLayout(tuple(KVShape(one.num_kv_heads, padded_head(one)) for one in shapes), kv_dtype)
         self._windows, self._num_positions = layer_windows(config, max_model_len), max_model_len
         kinds = zip(architecture.rotary_kinds(config), self.shapes, strict=True)
         self._kinds: list[Rotation | None] = [None if kind is None else (kind, one.head_size) for kind, one in kinds]
@@ -145,8 +145,8 @@ class LayerTables:
     @property
     def alike(self) -> LayerShape:
         """The shape of all layers that attend. Raises: ModelError if their heads differ."""
-        its = (self.shapes[idx] for idx in self._attending)
-        shapes = {(one.num_heads, one.num_kv_heads, one.head_size): one for one in its}
+        attending = (self.shapes[idx] for idx in self._attending)
+        shapes = {(one.num_heads, one.num_kv_heads, one.head_size): one for one in attending}
         if len(shapes) > 1:
             raise ModelError(
                 "the layers' heads differ in number or size, and scores are kept where all are alike; use a method that"
@@ -165,12 +165,12 @@ class LayerTables:
     @property
     def projected(self) -> int:
         """The most channels of queries, keys and values that a layer has, with their padding."""
-        return max(of.all * of.size for of in map(self._heads, self.shapes))
+        return max(heads.all * heads.size for heads in map(self._heads, self.shapes))
 
     @property
     def attended(self) -> int:
         """The most channels that a layer's attention gives, with their padding."""
-        return max(padded(of.out * of.size, GROUP) for of in map(self._heads, self.shapes))
+        return max(padded(heads.out * heads.size, GROUP) for heads in map(self._heads, self.shapes))
 
     @property
     def state_room(self) -> int:
