@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -118,6 +118,33 @@ def test_compiled_code_reads_entries_parts_and_other_tables_by_name() -> None:
     out[:] = 0
     read(packed(5, 0).ctypes.data, out.ctypes.data)
     assert out[2:].tolist() == [0, 0, 0], "there is no other table"
+
+
+class Pair(NamedTuple):
+    """Two numbers that go together."""
+
+    low: int
+    high: int
+
+
+def difference(pair: Pair, factor: int) -> int:
+    return (pair.high - pair.low) * factor
+
+
+difference_compiled: Any = machine_code("vectors").compiled(difference) if REASON is None else None
+
+
+def store_differences(pair: Pair, out: int) -> None:
+    store(out, np.float32(difference_compiled(pair, 10)))
+    store(out + 4, np.float32(difference_compiled(Pair(pair.high, 3), 1)))
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_an_argument_that_is_a_named_tuple_stands_for_its_fields() -> None:
+    run: Any = machine_code("vectors").entered(store_differences)
+    out = np.zeros(2, np.float32)
+    run(4, 9, out.ctypes.data)
+    assert out.tolist() == [50, -6]
 
 
 def test_no_table_of_a_pass_is_read_by_the_number_of_a_place() -> None:
