@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from card.errors import ModelError
-from card.kernels.machine_code import machine_code
 from card.kernels.number_types import FLOAT32, Floats
 from card.machine.threads import integer_passes_on
 from card.models.architectures import Architecture, find_architecture
@@ -233,8 +232,8 @@ def test_a_model_of_equal_layers_takes_the_memory_that_it_took() -> None:
     assert runner.row_bytes == of.num_hidden_layers * 2 * of.num_key_value_heads * of.head_dim * 2
     with integer_passes_on(1):
         logits_of(runner, TEXT[:16])
-    code, found = machine_code("tables"), buffer_bytes_of(runner)
+    found = buffer_bytes_of(runner)
     heads, groups = of.num_attention_heads + 2 * of.num_key_value_heads, -(-of.intermediate_size // 64)
-    assert found[code.PROJECTED] == 16 * 4 * heads * of.head_dim
-    assert found[code.ATTENDED] == 16 * 4 * of.num_attention_heads * of.head_dim
-    assert found[code.GATED] == 16 * 64 * groups
+    assert found["projected"] == 16 * 4 * heads * of.head_dim
+    assert found["attended"] == 16 * 4 * of.num_attention_heads * of.head_dim
+    assert found["gated"] == 16 * 64 * groups

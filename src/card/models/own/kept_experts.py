@@ -47,8 +47,8 @@ def read_experts(
     Raises: ModelError as `experts_in` does, if a scale is no number, or if what is kept is damaged; OSError.
     """
     experts = experts_in(stored, architecture)
-    if dtype is None and cache is not None and experts and (kept := _kept(experts, files, cache)) is not None:
-        return kept
+    if dtype is None and cache is not None and experts and (blocks := _kept(experts, files, cache)) is not None:
+        return blocks
     with ThreadPoolExecutor(num_usable_cores()) as threads:
         weights = threads.map(
             lambda one: one.block_weight(one.panels()) if dtype is None else one.numbers(dtype), experts
@@ -62,12 +62,12 @@ def _kept(
     """Return the weights out of a file that is made if it is not there; None if nothing can be kept."""
     store, state = KeptWeights(cache / KEPT_FOLDER, source=files[0].parent), _state_of(files)
     name = f"{hashlib.sha256(state.encode()).hexdigest()[:32]}-v{_FORMAT}-mxfp4"
-    kept = store.find(name)
-    if kept is None:
+    folder = store.find(name)
+    if folder is None:
         logger.info("packing experts in MXFP4; this happens once")
         num_bytes = sum(math.prod(one.packed_shape) for one in experts)
-        kept = store.make(name, num_bytes, functools.partial(_write, experts, files, state))
-    return None if kept is None else _mapped(kept, experts)
+        folder = store.make(name, num_bytes, functools.partial(_write, experts, files, state))
+    return None if folder is None else _mapped(folder, experts)
 
 
 def _state_of(files: Sequence[Path]) -> str:
@@ -93,13 +93,13 @@ def _write(experts: Sequence[ExpertBlocks], files: Sequence[Path], state: str, f
         raise ModelError(f"{files[0].parent} changed while it was read; start again once it is complete")
 
 
-def _mapped(kept: Path, experts: Sequence[ExpertBlocks]) -> tuple[dict[str, Weight], tuple[MappedWeights, ...]]:
+def _mapped(folder: Path, experts: Sequence[ExpertBlocks]) -> tuple[dict[str, Weight], tuple[MappedWeights, ...]]:
     try:
-        pages = MappedWeights(kept / _NAME)
+        pages = MappedWeights(folder / _NAME)
         return {one.name: one.block_weight(pages.arrays[one.name].reshape(one.packed_shape)) for one in experts}, (
             pages,
         )
     except (OSError, ValueError, LookupError) as error:
         if is_shortage(error):
             raise
-        raise ModelError(f"its converted weights are damaged; delete the folder {kept}") from error
+        raise ModelError(f"its converted weights are damaged; delete the folder {folder}") from error
