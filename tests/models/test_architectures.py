@@ -9,6 +9,7 @@ from pathlib import Path
 import card.models
 from card.models.architectures import Architecture, all_architectures, find_architecture
 from card.models.architectures.architecture import Part
+from card.models.decoder_config import ConfigFields, ConfigRule
 from tests.models.published import CONFIGS
 
 PACKAGE = Path(card.models.__file__).parent
@@ -18,7 +19,7 @@ FOLLOWERS = [
     *(PACKAGE.parent / "theirs" / name for name in ("transformers/walking.py", "cuda/fused.py")),
     *sorted(PACKAGE.glob("files/gguf/*.py")),
 ]
-TABLE = PACKAGE / "architectures" / "architecture.py"
+TABLE = [PACKAGE / "architectures" / "architecture.py", PACKAGE / "decoder_config.py"]
 NO_PARTS = frozenset({"MADV_DONTNEED", "_hf_hook"})  # of the system, and of accelerate
 
 
@@ -49,14 +50,16 @@ def test_a_question_to_a_model_is_found() -> None:
 
 
 def test_every_field_of_the_table_is_read() -> None:
-    trees = [ast.parse(path.read_text("utf-8")) for path in (*FOLLOWERS, TABLE)]
+    trees = [ast.parse(path.read_text("utf-8")) for path in (*FOLLOWERS, *TABLE)]
     read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert {field.name for kind in (Architecture, Part) for field in fields(kind)} - read == set()
+    assert {
+        field.name for kind in (Architecture, Part, ConfigRule, ConfigFields) for field in fields(kind)
+    } - read == set()
 
 
 def test_an_entry_is_found_by_what_its_config_says_and_by_nothing_else() -> None:
     entries = all_architectures()
-    assert [find_architecture(entry.config_class.model_type) for entry in entries] == entries
+    assert [find_architecture(entry.model_type) for entry in entries] == entries
     assert [find_architecture(name) for name in ("architecture", "gpt2", "", None, ["llama"], {})] == [None] * 6
 
 
@@ -69,4 +72,4 @@ def test_the_fields_that_an_entry_names_are_those_of_its_config() -> None:
     for entry in all_architectures():
         stated = [*entry.scales.values(), *entry.biases.values(), *entry.caps.values(), entry.activation]
         named = {one for one in stated if isinstance(one, str)}
-        assert named <= entry.config_class.defaults().keys(), entry.model_class
+        assert named <= entry.config_fields.defaults.keys(), entry.model_class

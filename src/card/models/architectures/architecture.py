@@ -14,7 +14,7 @@ import numpy as np
 from card.errors import ModelError
 from card.kernels.number_types import Dtype
 from card.kernels.rotation import PROPORTIONAL
-from card.models.decoder_config import DecoderConfig
+from card.models.decoder_config import ConfigFields, ConfigRule, DecoderConfig, fields_of
 from card.models.layer_shape import LayerShape, Mixer, stated_shape
 
 Size = Literal[
@@ -124,25 +124,9 @@ def expert_parts(block: str = "mlp", router: str = "gate") -> dict[ExpertPlace, 
     }
 
 
-SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
-    "shared_gate": Part("mlp.shared_expert.gate_proj", "ffn_gate_shexp", ("shared", "hidden")),
-    "shared_up": Part("mlp.shared_expert.up_proj", "ffn_up_shexp", ("shared", "hidden")),
-    "shared_down": Part("mlp.shared_expert.down_proj", "ffn_down_shexp", ("hidden", "shared")),
-    "shared_score": Part("mlp.shared_expert_gate", "ffn_gate_inp_shexp", ("one", "hidden")),
-}
-
-
 def has_shared_expert(shape: LayerShape) -> bool:
     """Return whether a layer has an expert that all rows take."""
     return shape.experts is not None and shape.experts.shared_width > 0
-
-
-# That of other families, which rows take as it is.
-PLAIN_SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
-    "shared_gate": Part("mlp.shared_experts.gate_proj", "ffn_gate_shexp", ("shared", "hidden"), only=has_shared_expert),
-    "shared_up": Part("mlp.shared_experts.up_proj", "ffn_up_shexp", ("shared", "hidden"), only=has_shared_expert),
-    "shared_down": Part("mlp.shared_experts.down_proj", "ffn_down_shexp", ("hidden", "shared"), only=has_shared_expert),
-}
 
 
 def chooses_by_biases(shape: LayerShape) -> bool:
@@ -158,7 +142,8 @@ class Architecture:
     """An entry of the table. Fields of the config are named: each model has values of its own."""
 
     model_class: str  # transformers'
-    config_class: type[DecoderConfig]
+    model_type: str = ""  # its own, by which it is found
+    config: ConfigRule = field(default_factory=ConfigRule)
     outer_type: str | None = None  # the ``model_type`` of multimodal models whose text model is one of these
     biases: Mapping[Biased, str | Literal[True]] = field(default_factory=dict)  # by a field of the config, or always
     scales: Mapping[Scale, str | Callable[[Any], float]] = field(default_factory=dict)
@@ -217,6 +202,15 @@ class Architecture:
     gguf_is_tiled: bool = False  # in its files, value heads that share a key are apart
     gguf_ignored: frozenset[str] = frozenset()  # further keys that change nothing for text
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
+
+    @property
+    def config_fields(self) -> ConfigFields:
+        """The fields of its configs."""
+        return fields_of(self.model_type, self.config.defaults)
+
+    def make_config(self, **stated: Any) -> DecoderConfig:
+        """Return a config from what is stated. Raises: as `DecoderConfig` does."""
+        return DecoderConfig(self.model_type, self.config, **stated)
 
     @property
     def parts(self) -> tuple[Part, ...]:

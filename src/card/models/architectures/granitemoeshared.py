@@ -6,16 +6,8 @@ from typing import Any
 
 from card.models.architectures.architecture import ExpertPlace, Part, has_shared_expert
 from card.models.architectures.granitemoe import ARCHITECTURE as GRANITEMOE
-from card.models.architectures.granitemoe import GraniteMoeFields
 from card.models.architectures.mixtral import shape_of
 from card.models.layer_shape import LayerShape
-
-
-class GraniteMoeSharedFields(GraniteMoeFields):
-    """Its config."""
-
-    model_type = "granitemoeshared"
-    shared_intermediate_size: int = 0
 
 
 def _shape(config: Any, layer: int) -> LayerShape:
@@ -40,7 +32,6 @@ _APART: Mapping[ExpertPlace, Part] = {
 ARCHITECTURE = replace(
     GRANITEMOE,
     model_class="GraniteMoeSharedForCausalLM",
-    config_class=GraniteMoeSharedFields,
     expert_parts={**GRANITEMOE.expert_parts, **_BOTH, **_DOWN},
     shapes=_shape,
     gguf_expert_parts={**GRANITEMOE.expert_parts, **_APART, **_DOWN},

@@ -6,18 +6,7 @@ from typing import Any
 
 from card.models.architectures.architecture import ExpertPlace, Part, expert_parts
 from card.models.architectures.hunyuan_v1_dense import ARCHITECTURE as DENSE
-from card.models.architectures.hunyuan_v1_dense import HunyuanDenseFields
 from card.models.layer_shape import Experts, LayerShape, of_layer, stated_shape
-
-
-class HunyuanMoeFields(HunyuanDenseFields):
-    """Its config; how many experts a token takes may be stated for each layer."""
-
-    model_type = "hunyuan_v1_moe"
-    sep_token_id: int | None = 4
-    num_experts: int = 1
-    output_router_logits: bool = False
-    moe_topk: int | list[int] = 1
 
 
 def _shape(config: Any, layer: int) -> LayerShape:
@@ -41,7 +30,6 @@ _SHARED: Mapping[ExpertPlace, Part] = {
 ARCHITECTURE = replace(
     DENSE,
     model_class="HunYuanMoEV1ForCausalLM",
-    config_class=HunyuanMoeFields,
     expert_parts={**expert_parts(router="gate.wg"), **_SHARED},
     shapes=_shape,
     gguf_name="hunyuan-moe",

@@ -5,25 +5,10 @@ from typing import Any
 
 from card.models.architectures.architecture import Part, chooses_by_biases, expert_parts
 from card.models.architectures.lfm2 import ARCHITECTURE as LFM2
-from card.models.architectures.lfm2 import ShortConvFields, mixed_shape
+from card.models.architectures.lfm2 import mixed_shape
 from card.models.architectures.qwen3_moe import GGUF_EXPERTS
+from card.models.decoder_config import ConfigRule
 from card.models.layer_shape import LayerShape, with_experts
-
-
-class Lfm2MoeFields(ShortConvFields):
-    """Its config."""
-
-    model_type = "lfm2_moe"
-    hidden_size: int = 2048
-    intermediate_size: int = 7168
-    moe_intermediate_size: int = 1792
-    num_dense_layers: int = 2
-    num_experts_per_tok: int = 4
-    num_experts: int = 32
-    output_router_logits: bool = False
-    use_expert_bias: bool = True
-    routed_scaling_factor: float = 1.0
-    norm_topk_prob: bool = True
 
 
 def _shape(config: Any, layer: int) -> LayerShape:
@@ -44,7 +29,7 @@ def _shape(config: Any, layer: int) -> LayerShape:
 ARCHITECTURE = replace(
     LFM2,
     model_class="Lfm2MoeForCausalLM",
-    config_class=Lfm2MoeFields,
+    config=ConfigRule(older_names={"tie_word_embeddings": "tie_embedding"}),
     expert_parts=expert_parts("feed_forward"),
     vectors={
         "expert_biases": Part("feed_forward.expert_bias", "exp_probs_b.bias", ("experts",), only=chooses_by_biases)

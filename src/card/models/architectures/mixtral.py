@@ -4,22 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from card.models.architectures.architecture import Architecture, expert_parts
-from card.models.decoder_config import RoutedConfig
 from card.models.layer_shape import LayerShape, stated_shape, with_experts
-
-
-class MixtralFields(RoutedConfig):
-    """Its config."""
-
-    model_type = "mixtral"
-    default_theta = 1_000_000.0
-    intermediate_size: int = 14336
-    num_key_value_heads: int | None = 8
-    max_position_embeddings: int = 4096 * 32
-    rms_norm_eps: float = 1e-5
-    num_experts_per_tok: int = 2
-    num_local_experts: int = 8
-    router_jitter_noise: float = 0.0
 
 
 def shape_of(config: Any, layer: int) -> LayerShape:
@@ -31,7 +16,6 @@ def shape_of(config: Any, layer: int) -> LayerShape:
 GGUF_EXPERTS: Mapping[str, str] = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 ARCHITECTURE = Architecture(
     model_class="MixtralForCausalLM",
-    config_class=MixtralFields,
     expert_parts=expert_parts(),
     file_names={
         ".block_sparse_moe.": ".mlp.",

@@ -67,7 +67,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
     ends = end_ids(metadata)
     stated = {
         "architectures": [architecture.model_class],
-        "model_type": architecture.config_class.model_type,
+        "model_type": architecture.model_type,
         **_biases(places, architecture),
         **_scales(facts, architecture, head_dim),
         **{of: facts.cap(cap) for cap, of in architecture.caps.items()},
@@ -80,7 +80,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "hidden_size": hidden,
         "intermediate_size": _mlp_width(facts),
         "max_position_embeddings": facts.whole("context_length"),
-        **({_CONTEXT: _first_context(facts)} if _CONTEXT in architecture.config_class.defaults() else {}),
+        **({_CONTEXT: _first_context(facts)} if _CONTEXT in architecture.config_fields.defaults else {}),
         "num_attention_heads": heads,
         "num_hidden_layers": num_layers,
         **_kv_heads(facts, architecture, heads),
@@ -171,7 +171,7 @@ def _attending(facts: GgufFacts, architecture: Architecture) -> list[bool] | Non
 def _activation(architecture: Architecture) -> dict[str, str]:
     """Return the field of the config that names the gate's activation, which no file states."""
     of = architecture.activation
-    return {} if of is None else {of: architecture.config_class.defaults()[of]}
+    return {} if of is None else {of: architecture.config_fields.defaults[of]}
 
 
 def _biases(places: Mapping[str, TensorPlace], architecture: Architecture) -> dict[str, bool]:
@@ -212,7 +212,7 @@ def _rotations(
     header: Header, facts: GgufFacts, architecture: Architecture, head_dim: int
 ) -> dict[str, dict[str, Any]] | dict[str, Any]:
     """Return the settings of the angles, once for each kind of layer where layers with a window have their own."""
-    rope, thetas = rope_of(header, facts, head_dim), architecture.config_class.default_theta
+    rope, thetas = rope_of(header, facts, head_dim), architecture.config_fields.theta
     if architecture.turns_parts and rope["rope_type"] != PROPORTIONAL:
         turned = facts.whole(_TURNED, head_dim)
         if turned > head_dim or turned % 2:
