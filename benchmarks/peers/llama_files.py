@@ -123,7 +123,7 @@ def main() -> int:
     source.check_tokenizer = source.tokenizer_digest = lambda header: ""  # type: ignore[assignment]
     try:
         program = _build(args.envs.absolute())
-        names = "|".join(dict.fromkeys(name for one in all_architectures() for name in one.gguf_names))
+        names = "|".join(dict.fromkeys(name for one in all_architectures() for name in one.gguf.names))
         archs = [llama_program(args.envs.absolute(), "test-llama-archs"), "-o", folder, "-a", f"^({names})$"]
         run_logged(archs, args.envs / "logs" / "llama-files.log")
     except (BuildError, OSError) as error:

@@ -10,6 +10,8 @@ import card.models
 from card.models.architectures import Architecture, all_architectures, find_architecture
 from card.models.architectures.architecture import Part
 from card.models.decoder_config import ConfigFields, ConfigRule
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule
 from tests.models.published import CONFIGS
 
 PACKAGE = Path(card.models.__file__).parent
@@ -19,7 +21,8 @@ FOLLOWERS = [
     *(PACKAGE.parent / "theirs" / name for name in ("transformers/walking.py", "cuda/fused.py")),
     *sorted(PACKAGE.glob("files/gguf/*.py")),
 ]
-TABLE = [PACKAGE / "architectures" / "architecture.py", PACKAGE / "decoder_config.py"]
+RECORDS = ("architectures/architecture", "decoder_config", "layer_shape", "gguf_map")
+TABLE = [PACKAGE / f"{name}.py" for name in RECORDS]
 NO_PARTS = frozenset({"MADV_DONTNEED", "_hf_hook"})  # of the system, and of accelerate
 
 
@@ -52,9 +55,8 @@ def test_a_question_to_a_model_is_found() -> None:
 def test_every_field_of_the_table_is_read() -> None:
     trees = [ast.parse(path.read_text("utf-8")) for path in (*FOLLOWERS, *TABLE)]
     read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert {
-        field.name for kind in (Architecture, Part, ConfigRule, ConfigFields) for field in fields(kind)
-    } - read == set()
+    kinds = (Architecture, Part, ConfigRule, ConfigFields, ExpertRule, GgufMap)
+    assert {field.name for kind in kinds for field in fields(kind)} - read == set()
 
 
 def test_an_entry_is_found_by_what_its_config_says_and_by_nothing_else() -> None:

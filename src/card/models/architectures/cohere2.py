@@ -4,6 +4,7 @@ from typing import Any
 
 from card.models.architectures.architecture import PRE_NORMS, Architecture
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:
@@ -31,5 +32,5 @@ ARCHITECTURE = Architecture(
     has_windows=True,
     turns=turns,
     turns_neighbours=True,
-    gguf_name="cohere2",
+    gguf=GgufMap(name="cohere2"),
 )

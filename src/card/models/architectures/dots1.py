@@ -5,9 +5,10 @@ from typing import Any
 
 from card.models.architectures.architecture import expert_parts
 from card.models.architectures.glm4_moe import ARCHITECTURE as GLM4_MOE
-from card.models.architectures.glm4_moe import PLAIN_SHARED_EXPERT, shape_of
+from card.models.architectures.glm4_moe import EXPERTS, PLAIN_SHARED_EXPERT
 from card.models.architectures.qwen3 import ARCHITECTURE as QWEN3
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:
@@ -25,14 +26,11 @@ ARCHITECTURE = replace(
     expert_parts={**expert_parts(), **PLAIN_SHARED_EXPERT},
     vectors=GLM4_MOE.vectors,
     has_windows=True,
-    shapes=shape_of,
+    experts=EXPERTS,
     why_not=GLM4_MOE.why_not,
-    gguf_name="dots1",
-    gguf_also=None,
-    gguf_ignored=frozenset(),
-    gguf_has_sigmoids=True,
-    gguf_experts=GLM4_MOE.gguf_experts,
-    gguf_expert_scale=GLM4_MOE.gguf_expert_scale,
-    gguf_sizes=GLM4_MOE.gguf_sizes,
-    gguf_fields=lambda config: {"layer_types": ["full_attention"] * config["num_hidden_layers"]},
+    gguf=GgufMap(
+        name="dots1",
+        expert_scale=GLM4_MOE.gguf.expert_scale,
+        fields=lambda config: {"layer_types": ["full_attention"] * config["num_hidden_layers"]},
+    ),
 )

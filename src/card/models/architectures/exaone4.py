@@ -6,6 +6,7 @@ from typing import Any
 from card.models.architectures.architecture import HEAD_NORMS, Architecture
 from card.models.architectures.olmo2 import POST_NORMS
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:
@@ -33,6 +34,5 @@ ARCHITECTURE = Architecture(
     norms={**POST_NORMS, **HEAD_NORMS},
     has_windows=True,
     turns=turns,
-    gguf_name="exaone4",
-    gguf_fields=gguf_fields,
+    gguf=GgufMap(name="exaone4", fields=gguf_fields),
 )

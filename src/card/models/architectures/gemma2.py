@@ -5,6 +5,7 @@ from typing import Any
 
 from card.models.architectures.architecture import Architecture, NormPlace, Part
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 from card.models.layer_shape import of_layer
 
 NORMS: Mapping[NormPlace, Part] = {
@@ -45,6 +46,5 @@ ARCHITECTURE = Architecture(
     norm_offset=1.0,
     activation="hidden_activation",
     has_windows=True,
-    gguf_name="gemma2",
-    gguf_fields=gguf_fields,
+    gguf=GgufMap(name="gemma2", fields=gguf_fields),
 )

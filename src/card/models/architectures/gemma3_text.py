@@ -24,5 +24,5 @@ ARCHITECTURE = replace(
     ),
     caps={"logits": "final_logit_softcapping"},
     norms={**NORMS, **HEAD_NORMS},
-    gguf_name="gemma3",
+    gguf=replace(GEMMA2.gguf, name="gemma3"),
 )

@@ -9,7 +9,8 @@ from card.models.architectures.architecture import HEAD_NORMS, LINEARS, Architec
 from card.models.architectures.gemma2 import NORMS, embedding_scale
 from card.models.decoder_config import ConfigRule
 from card.models.files.gguf.header import GgufError
-from card.models.layer_shape import Experts, LayerShape, of_layer
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule, LayerShape, of_layer
 
 _FULL = "full_attention"
 _SHARED = "num_kv_shared_layers"
@@ -77,15 +78,11 @@ def shape_of(config: Any, layer: int) -> LayerShape:
     kv_heads, size = _of_layer(config, layer)
     source = _kv_source(config, layer)
     is_wide = config.use_double_wide_mlp and source is not None
-    experts = Experts(
-        count=config.num_experts, chosen=config.top_k_experts, width=config.moe_intermediate_size, is_normed=True
-    )
     return LayerShape(
         config.num_attention_heads,
         kv_heads,
         size,
         config.intermediate_size * (2 if is_wide else 1),
-        experts=experts if config.enable_moe_block else None,
         kv_source=source,
         has_values=not (config.attention_k_eq_v and config.layer_types[layer] == _FULL),
         input_width=config.hidden_size_per_layer_input,
@@ -206,14 +203,10 @@ ARCHITECTURE = Architecture(
     activation="hidden_activation",
     has_windows=True,
     shapes=shape_of,
+    experts=ExpertRule(chosen="top_k_experts", is_normed=True, enabled="enable_moe_block", keeps_mlp=True),
     turns_parts=True,
-    gguf_name="gemma4",
-    gguf_layers=_gguf_layers,
-    gguf_keys=("attention.shared_kv_layers", "embedding_length_per_layer_input"),
-    gguf_experts={
-        "num_experts": "expert_count",
-        "top_k_experts": "expert_used_count",
-        "moe_intermediate_size": "expert_feed_forward_length",
-    },
     why_not=_why_not,
+    gguf=GgufMap(
+        name="gemma4", layers=_gguf_layers, keys=("attention.shared_kv_layers", "embedding_length_per_layer_input")
+    ),
 )

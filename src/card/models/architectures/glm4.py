@@ -4,6 +4,7 @@ from typing import Any
 
 from card.models.architectures.architecture import LINEARS_WITH_GATE_UP, PRE_NORMS, Architecture, Part
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:
@@ -24,5 +25,5 @@ ARCHITECTURE = Architecture(
     },
     turns_neighbours=True,
     turns_parts=True,
-    gguf_name="glm4",
+    gguf=GgufMap(name="glm4"),
 )

@@ -11,35 +11,18 @@ from card.models.architectures.architecture import (
     ExpertPlace,
     NormPlace,
     Part,
-    VectorPlace,
-    chooses_by_biases,
+    expert_biases,
     expert_parts,
     has_shared_expert,
 )
 from card.models.decoder_config import ConfigRule
-from card.models.layer_shape import LayerShape, stated_shape, with_experts
-
-
-def shape_of(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer; the first ones have an MLP in the place of experts."""
-    shape = stated_shape(config, layer)
-    if layer < config.first_k_dense_replace:
-        return shape
-    return with_experts(
-        shape,
-        config,
-        count=config.n_routed_experts,
-        scale=config.routed_scaling_factor,
-        has_sigmoids=True,
-        sum_offset=1e-20,
-        has_biases=True,
-        shared_width=config.moe_intermediate_size * config.n_shared_experts,
-    )
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule, LayerShape, stated_shape
 
 
 def _shape(config: Any, layer: int) -> LayerShape:
     """Return the shape of a layer."""
-    return replace(shape_of(config, layer), has_head_norms=config.use_qk_norm)
+    return replace(stated_shape(config, layer), has_head_norms=config.use_qk_norm)
 
 
 def why_not(config: Any) -> str | None:
@@ -64,15 +47,15 @@ PLAIN_SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
     "shared_up": Part("mlp.shared_experts.up_proj", "ffn_up_shexp", ("shared", "hidden"), only=has_shared_expert),
     "shared_down": Part("mlp.shared_experts.down_proj", "ffn_down_shexp", ("hidden", "shared"), only=has_shared_expert),
 }
-VECTORS: Mapping[VectorPlace, Part] = {
-    "expert_biases": Part("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", ("experts",), only=chooses_by_biases),
-}
-GGUF_EXPERTS: Mapping[str, str] = {
-    "n_routed_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "n_shared_experts": "expert_shared_count",
-}
+EXPERTS = ExpertRule(
+    count="n_routed_experts",
+    first="first_k_dense_replace",
+    scale="routed_scaling_factor",
+    shared="n_shared_experts",
+    has_sigmoids=True,
+    sum_offset=1e-20,
+    has_biases=True,
+)
 _NORMS: Mapping[NormPlace, Part] = {
     **PRE_NORMS,
     "mlp_in": replace(PRE_NORMS["mlp_in"], gguf_name="post_attention_norm"),
@@ -85,16 +68,12 @@ ARCHITECTURE = Architecture(
         turned_part=0.5,
     ),
     biases={"qkv": "attention_bias"},
+    experts=EXPERTS,
     expert_parts={**expert_parts(), **PLAIN_SHARED_EXPERT},
     norms=_NORMS,
-    vectors=VECTORS,
+    vectors=expert_biases("mlp.gate.e_score_correction_bias"),
     shapes=_shape,
     turns_parts=True,
     why_not=why_not,
-    gguf_name="glm4moe",
-    gguf_has_sigmoids=True,
-    gguf_experts=GGUF_EXPERTS,
-    gguf_expert_scale="routed_scaling_factor",
-    gguf_sizes={"first_k_dense_replace": "leading_dense_block_count"},
-    gguf_layers=_gguf_layers,
+    gguf=GgufMap(name="glm4moe", expert_scale="routed_scaling_factor", layers=_gguf_layers),
 )

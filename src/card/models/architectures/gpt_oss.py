@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from card.models.architectures.architecture import PRE_NORMS, Architecture, NormPlace, Part, expert_parts
-from card.models.architectures.mixtral import GGUF_EXPERTS, shape_of
+from card.models.architectures.mixtral import EXPERTS
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 _ALPHA, _LIMIT = 1.702, 7.0  # of the gate, as the machine code has them
 
@@ -54,10 +55,8 @@ ARCHITECTURE = Architecture(
     activation=None,
     clamps_gate=True,
     has_windows=True,
-    shapes=shape_of,
+    experts=EXPERTS,
     gives_angles_once=True,
-    gguf_name="gpt-oss",
-    gguf_fields=gguf_fields,
-    gguf_experts=GGUF_EXPERTS,
     why_not=why_not,
+    gguf=GgufMap(name="gpt-oss", fields=gguf_fields),
 )

@@ -13,6 +13,5 @@ ARCHITECTURE = replace(
         "residual": "residual_multiplier",
         "logits": "logits_scaling",
     },
-    gguf_name="granite",
-    gguf_also="granitemoe",
+    gguf=replace(LLAMA.gguf, name="granite", also="granitemoe"),
 )

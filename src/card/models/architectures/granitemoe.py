@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from card.models.architectures.architecture import expert_parts
 from card.models.architectures.granite import ARCHITECTURE as GRANITE
-from card.models.architectures.mixtral import GGUF_EXPERTS, shape_of
+from card.models.architectures.mixtral import EXPERTS
 
 ARCHITECTURE = replace(
     GRANITE,
@@ -16,8 +16,6 @@ ARCHITECTURE = replace(
         r"\.block_sparse_moe\.output_linear\.weight": ".block_sparse_moe.experts.down_proj",
         r"\.router\.layer\.weight": ".router.weight",
     },
-    shapes=shape_of,
-    gguf_name="granitemoe",
-    gguf_also="granite",
-    gguf_experts=GGUF_EXPERTS,
+    experts=EXPERTS,
+    gguf=replace(GRANITE.gguf, name="granitemoe", also="granite"),
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, Architecture, NormPlace, Part
+from card.models.gguf_map import GgufMap
 
 NORMS: Mapping[NormPlace, Part] = {
     **PRE_NORMS,
@@ -16,5 +17,5 @@ ARCHITECTURE = Architecture(
     norms=NORMS,
     turns_first=True,
     scales_bases=True,
-    gguf_name="hunyuan-dense",
+    gguf=GgufMap(name="hunyuan-dense"),
 )

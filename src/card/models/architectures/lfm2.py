@@ -1,11 +1,11 @@
 """LFM2: short convolutions with gates, and attention with norms of queries and keys in some layers."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from card.models.architectures.architecture import Architecture, Part
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 from card.models.layer_shape import LayerShape, stated_shape
 
 
@@ -41,10 +41,6 @@ def why_not(config: Any) -> str | None:
     return "its convolutions have biases (conv_bias)" if config.conv_bias else None
 
 
-def _gguf_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"block_auto_adjust_ff_dim": False}  # files state the width that it has
-
-
 ARCHITECTURE = Architecture(
     model_class="Lfm2ForCausalLM",
     config=ConfigRule(
@@ -75,7 +71,7 @@ ARCHITECTURE = Architecture(
     shapes=_shape,
     why_not=why_not,
     turns=lambda config, layer: config.layer_types[layer] != "conv",
-    gguf_name="lfm2",
-    gguf_sizes={"conv_L_cache": "shortconv.l_cache"},
-    gguf_fields=_gguf_fields,
+    gguf=GgufMap(
+        name="lfm2", sizes={"conv_L_cache": "shortconv.l_cache"}, constants={"block_auto_adjust_ff_dim": False}
+    ),
 )

@@ -50,8 +50,5 @@ ARCHITECTURE = replace(
     config=ConfigRule(complete=_complete),
     query_growth=_RATE,
     why_not=_why_not,
-    gguf_name="mistral3",
-    gguf_pairs=True,
-    gguf_keys=(_GGUF_RATE,),
-    gguf_layers=_gguf_layers,
+    gguf=replace(MISTRAL.gguf, name="mistral3", pairs=True, keys=(_GGUF_RATE,), layers=_gguf_layers),
 )

@@ -1,19 +1,10 @@
 """Mixtral."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from card.models.architectures.architecture import Architecture, expert_parts
-from card.models.layer_shape import LayerShape, stated_shape, with_experts
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule
 
-
-def shape_of(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer, whose MLPs are the experts."""
-    shape = stated_shape(config, layer)
-    return with_experts(shape, config, count=config.num_local_experts, width=shape.mlp_width, is_normed=True)
-
-
-GGUF_EXPERTS: Mapping[str, str] = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+EXPERTS = ExpertRule(count="num_local_experts", width="intermediate_size", is_normed=True)
 ARCHITECTURE = Architecture(
     model_class="MixtralForCausalLM",
     expert_parts=expert_parts(),
@@ -24,8 +15,6 @@ ARCHITECTURE = Architecture(
         ".w3.weight": ".up_proj.weight",
     },
     has_windows=True,
-    shapes=shape_of,
-    gguf_name="llama",
-    gguf_pairs=True,
-    gguf_experts=GGUF_EXPERTS,
+    experts=EXPERTS,
+    gguf=GgufMap(name="llama", pairs=True),
 )

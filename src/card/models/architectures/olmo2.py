@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from card.models.architectures.architecture import WIDE_NORMS, Architecture, NormPlace, Part
+from card.models.gguf_map import GgufMap
 
 POST_NORMS: Mapping[NormPlace, Part] = {
     "attention_out": Part("post_attention_layernorm", "post_attention_norm", ("hidden",)),
@@ -12,5 +13,5 @@ ARCHITECTURE = Architecture(
     model_class="Olmo2ForCausalLM",
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     norms={**POST_NORMS, **WIDE_NORMS},
-    gguf_name="olmo2",
+    gguf=GgufMap(name="olmo2"),
 )

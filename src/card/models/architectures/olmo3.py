@@ -22,5 +22,5 @@ ARCHITECTURE = replace(
     model_class="Olmo3ForCausalLM",
     config=ConfigRule(window_period=4, bases=dict.fromkeys(("full_attention", "sliding_attention"), "rope_theta")),
     has_windows=True,
-    gguf_layers=_gguf_layers,
+    gguf=replace(OLMO2.gguf, layers=_gguf_layers),
 )

@@ -4,13 +4,8 @@ from typing import Any
 
 from card.models.architectures.architecture import PRE_NORMS, WIDE_NORMS, Architecture, expert_parts
 from card.models.decoder_config import ConfigRule
-from card.models.layer_shape import LayerShape, stated_shape, with_experts
-
-
-def shape_of(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer, whose MLPs are the experts."""
-    shape = stated_shape(config, layer)
-    return with_experts(shape, config, width=shape.mlp_width)
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule
 
 
 def why_not(config: Any) -> str | None:
@@ -24,9 +19,7 @@ ARCHITECTURE = Architecture(
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     expert_parts=expert_parts(),
     norms={**PRE_NORMS, **WIDE_NORMS},
-    shapes=shape_of,
-    gguf_name="olmoe",
-    gguf_experts={"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
-    gguf_fields=lambda config: {"norm_topk_prob": False},
+    experts=ExpertRule(width="intermediate_size"),
     why_not=why_not,
+    gguf=GgufMap(name="olmoe", constants={"norm_topk_prob": False}),
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 from card.models.architectures.architecture import LINEARS_WITH_GATE_UP, LINEARS_WITH_QKV_AND_GATE_UP, Architecture
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 _PARTIAL = "partial_rotary_factor"
 _OLDER_TYPES = ("su", "yarn")  # of angles with longrope's lists of factors
@@ -24,7 +25,9 @@ ARCHITECTURE = Architecture(
     linears=LINEARS_WITH_QKV_AND_GATE_UP,
     has_windows=True,
     turns_parts=True,
-    gguf_name="phi3",
-    gguf_linears=LINEARS_WITH_GATE_UP,
-    gguf_joins={"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
+    gguf=GgufMap(
+        name="phi3",
+        linears=LINEARS_WITH_GATE_UP,
+        joins={"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
+    ),
 )

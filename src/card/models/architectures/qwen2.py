@@ -4,6 +4,7 @@ from typing import Any
 
 from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 
 def drop_window(config: Any, others: dict[str, Any]) -> None:
@@ -16,6 +17,5 @@ ARCHITECTURE = Architecture(
     model_class="Qwen2ForCausalLM",
     config=ConfigRule(complete=drop_window),
     biases={"qkv": True},
-    gguf_name="qwen2",
-    gguf_also="qwen2vl",
+    gguf=GgufMap(name="qwen2", also="qwen2vl"),
 )

@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from card.models.architectures.architecture import Architecture, ExpertPlace, Part, expert_parts
-from card.models.architectures.qwen3_moe import GGUF_EXPERTS
-from card.models.architectures.qwen3_moe import shape_of as shape_with_experts
+from card.models.architectures.qwen3_moe import EXPERTS
 from card.models.decoder_config import ConfigRule
-from card.models.layer_shape import LayerShape
+from card.models.gguf_map import GgufMap
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:
@@ -17,15 +16,6 @@ def _complete(config: Any, others: dict[str, Any]) -> None:
     if not config.use_sliding_window:
         config.layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
         config.sliding_window = 0
-
-
-def shape_of(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer."""
-    shape = shape_with_experts(config, layer)
-    if shape.experts is None:
-        return shape
-    width = config.shared_expert_intermediate_size
-    return replace(shape, experts=replace(shape.experts, shared_width=width, has_shared_gate=True))
 
 
 SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
@@ -39,8 +29,6 @@ ARCHITECTURE = Architecture(
     config=ConfigRule(complete=_complete),
     biases={"qkv": "qkv_bias"},
     expert_parts={**expert_parts(), **SHARED_EXPERT},
-    shapes=shape_of,
-    gguf_name="qwen2moe",
-    gguf_experts={**GGUF_EXPERTS, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
-    gguf_fields=lambda config: {"norm_topk_prob": False},
+    experts=replace(EXPERTS, shared_width="shared_expert_intermediate_size", has_shared_gate=True),
+    gguf=GgufMap(name="qwen2moe", constants={"norm_topk_prob": False}),
 )

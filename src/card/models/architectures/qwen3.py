@@ -3,13 +3,12 @@
 from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, Architecture
 from card.models.architectures.qwen2 import drop_window
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 ARCHITECTURE = Architecture(
     model_class="Qwen3ForCausalLM",
     config=ConfigRule(complete=drop_window),
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     norms={**PRE_NORMS, **HEAD_NORMS},
-    gguf_name="qwen3",
-    gguf_also="qwen3vl",
-    gguf_ignored=frozenset({"n_deepstack_layers"}),
+    gguf=GgufMap(name="qwen3", also="qwen3vl", ignored=frozenset({"n_deepstack_layers"})),
 )

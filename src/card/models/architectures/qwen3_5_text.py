@@ -16,6 +16,7 @@ from card.models.architectures.architecture import (
     VectorPlace,
 )
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 from card.models.layer_shape import DeltaHeads, LayerShape
 
 
@@ -116,10 +117,12 @@ ARCHITECTURE = Architecture(
     turns=lambda config, layer: config.layer_types[layer] != "linear_attention",
     turns_parts=True,
     why_not=_why_not,
-    gguf_name="qwen35",
-    gguf_sizes=GGUF_SIZES,
-    gguf_fields=gguf_fields,
-    gguf_period=4,
-    gguf_is_tiled=True,
-    gguf_ignored=frozenset({"rope.dimension_sections"}),
+    gguf=GgufMap(
+        name="qwen35",
+        sizes=GGUF_SIZES,
+        fields=gguf_fields,
+        period=4,
+        is_tiled=True,
+        ignored=frozenset({"rope.dimension_sections"}),
+    ),
 )

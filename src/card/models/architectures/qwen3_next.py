@@ -5,24 +5,15 @@ from typing import Any
 
 from card.models.architectures.architecture import LINEARS, Part
 from card.models.architectures.qwen3_5_moe_text import ARCHITECTURE as QWEN35_MOE
-from card.models.architectures.qwen3_5_moe_text import routed_shape
+from card.models.architectures.qwen3_5_moe_text import EXPERTS
 from card.models.architectures.qwen3_5_text import ARCHITECTURE as QWEN35
-from card.models.architectures.qwen3_5_text import DELTA_OUT, GATED_ATTENTION, INPUTS, complete, mixed_shape
-from card.models.architectures.qwen3_moe import has_experts
-from card.models.layer_shape import LayerShape
+from card.models.architectures.qwen3_5_text import DELTA_OUT, GATED_ATTENTION, INPUTS, complete
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:
     """Write the kind of each layer out, and that no layer is without experts."""
     config.mlp_only_layers = config.mlp_only_layers or []
     complete(config, others)
-
-
-def _shape(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer."""
-    if not has_experts(config, layer):
-        return mixed_shape(config, layer, config.intermediate_size)
-    return routed_shape(config, layer)
 
 
 _SCORES = Part("linear_attn.in_proj_ba", "ssm_ba", ("delta_scores", "hidden"), mixer="delta_rule")
@@ -32,9 +23,12 @@ ARCHITECTURE = replace(
     model_class="Qwen3NextForCausalLM",
     config=replace(QWEN35.config, complete=_complete),
     linears=(*GATED_ATTENTION, _JOINED, _SCORES, DELTA_OUT, *LINEARS[4:]),
-    shapes=_shape,
-    gguf_name="qwen3next",
-    gguf_is_tiled=False,
-    gguf_linears=(*GATED_ATTENTION, *INPUTS, _SCORES, DELTA_OUT, *LINEARS[4:]),
-    gguf_fields=lambda config: {**QWEN35_MOE.gguf_fields(config), "norm_topk_prob": True},
+    experts=replace(EXPERTS, enabled="num_experts", period="decoder_sparse_step", without="mlp_only_layers"),
+    gguf=replace(
+        QWEN35_MOE.gguf,
+        name="qwen3next",
+        is_tiled=False,
+        linears=(*GATED_ATTENTION, *INPUTS, _SCORES, DELTA_OUT, *LINEARS[4:]),
+        constants={"norm_topk_prob": True},
+    ),
 )

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from card.models.architectures.architecture import PRE_NORMS, Architecture
+from card.models.gguf_map import GgufMap
 
 ARCHITECTURE = Architecture(
     model_class="SeedOssForCausalLM",
     biases={"qkv": "attention_bias", "out": "attention_out_bias", "mlp": "mlp_bias"},
     norms={**PRE_NORMS, "mlp_in": replace(PRE_NORMS["mlp_in"], gguf_name="post_attention_norm")},
-    gguf_name="seed_oss",
+    gguf=GgufMap(name="seed_oss"),
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:
@@ -29,6 +30,5 @@ ARCHITECTURE = Architecture(
     biases={"qkv": "attention_bias", "out": "attention_bias", "mlp": "mlp_bias"},
     has_windows=True,
     turns=turns,
-    gguf_name="smollm3",
-    gguf_pairs=True,
+    gguf=GgufMap(name="smollm3", pairs=True),
 )

@@ -84,7 +84,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "num_attention_heads": heads,
         "num_hidden_layers": num_layers,
         **_kv_heads(facts, architecture, heads),
-        **{of: facts.whole(key) for of, key in architecture.gguf_sizes.items()},
+        **{of: facts.whole(key) for of, key in architecture.gguf_numbers.items()},
         architecture.norm_eps: facts.number(_NORM_EPS[architecture.centres]),
         "rope_parameters": _rotations(header, facts, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
@@ -94,7 +94,11 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "pad_token_id": special_id(metadata, "padding"),
         _SAMPLING: _sampling(metadata),
     }
-    stated |= {**architecture.gguf_fields(stated), **architecture.gguf_layers(facts, places, stated)}
+    stated |= {
+        **architecture.gguf.constants,
+        **architecture.gguf.fields(stated),
+        **architecture.gguf.layers(facts, places, stated),
+    }
     config = {**stated, **stated_experts(facts, architecture)}
     if architecture.gguf_experts:
         check_router(facts, architecture, config)
@@ -159,12 +163,12 @@ def _kv_heads(facts: GgufFacts, architecture: Architecture, heads: int | list[in
 
 def _attending(facts: GgufFacts, architecture: Architecture) -> list[bool] | None:
     """Return which layers attend; None if those do that have KV heads."""
-    if not architecture.gguf_period:
+    if not architecture.gguf.period:
         return None
     stated = facts.of_layers(RECURRENT)
     if stated is not None:
         return [not one for one in stated]
-    period = facts.whole(PERIOD, architecture.gguf_period)
+    period = facts.whole(PERIOD, architecture.gguf.period)
     return [layer % period == 0 for layer in range(1, facts.num_layers + 1)]
 
 
@@ -196,7 +200,7 @@ def _windows(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     if not architecture.has_windows:
         if window:
             raise GgufError(
-                f"has a sliding window, which {architecture.gguf_name} models have not here; use a folder saved by "
+                f"has a sliding window, which {architecture.gguf.name} models have not here; use a folder saved by "
                 "transformers"
             )
         return {}
