@@ -6,6 +6,8 @@ import ast
 from dataclasses import fields
 from pathlib import Path
 
+import gguf
+
 import card.models
 from card.models.architectures import Architecture, all_architectures, find_architecture
 from card.models.architectures.architecture import Part
@@ -75,3 +77,29 @@ def test_the_fields_that_an_entry_names_are_those_of_its_config() -> None:
         stated = [*entry.scales.values(), *entry.biases.values(), *entry.caps.values(), entry.activation]
         named = {one for one in stated if isinstance(one, str)}
         assert named <= entry.config_fields.defaults.keys(), entry.model_class
+
+
+def test_parts_are_called_as_llama_cpp_calls_them() -> None:
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    named = unnamed = 0
+    for entry in all_architectures():
+        kind = kinds[entry.gguf.name or "llama"]
+        held = {gguf.TENSOR_NAMES[one] for one in gguf.MODEL_TENSORS[kind]}
+        names = gguf.get_tensor_name_map(kind, 1)
+        for part in entry.in_files.parts:
+            found = names.get_name(f"model.layers.0.{part.name.replace('{}.', '')}", try_suffixes=(".weight", ".bias"))
+            endings = ("", ".weight", ".bias", ".scale")
+            if found is None:  # a name that llama.cpp's converter changes first
+                unnamed += 1
+            else:
+                named += 1
+                assert f"blk.0.{part.gguf_name}" in {f"{found}{end}" for end in endings}, (entry.model_class, part.name)
+                assert f"blk.{{bid}}.{part.gguf_name}" in {f"{one}{end}" for one in held for end in endings}
+    assert named > 8 * unnamed
+
+
+def test_numbers_of_experts_have_keys_of_llama_cpp() -> None:
+    known = {key for of in vars(gguf.Keys).values() if isinstance(of, type) for key in vars(of).values()}
+    for entry in all_architectures():
+        for key in {**entry.gguf_experts, **entry.gguf_numbers}.values():
+            assert f"{{arch}}.{key}" in known, (entry.model_class, key)
