@@ -1,4 +1,4 @@
-"""Write what fields have where config.json does not state them, by the config classes of the installed transformers.
+"""Write the values of fields that config.json does not state, by the classes of the installed transformers.
 
     python scripts/make_config_defaults.py  # for each architecture that has a pass of our own
 
@@ -21,7 +21,7 @@ from card.models.decoder_config import fields_of
 TABLE = Path(__file__).parents[1] / "src" / "card" / "models" / "config_defaults.json"
 _USUAL = {**fields_of("", {}).defaults, "rope_theta": 10_000.0}
 OF_NO_DECODER = PreTrainedConfig().to_dict().keys() - _USUAL.keys()  # labels and the like
-_ALSO = {"swiglu_alpha": "int", "swiglu_limit": "int", "block_ffn_dim_multiplier": "None"}  # types that are fine too
+_ALSO = {"swiglu_alpha": "int", "swiglu_limit": "int", "block_ffn_dim_multiplier": "None"}  # types, too
 
 
 def table() -> dict[str, dict[str, Any]]:

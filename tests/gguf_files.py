@@ -219,7 +219,7 @@ _MADE |= {
 
 
 def entry_of(model_type: str) -> Architecture:
-    """Return what a model is made of. The names that llama.cpp has for it are compared in test_architectures.py."""
+    """Return what a model is made of; test_architectures.py compares its names with llama.cpp's."""
     entry = find_architecture(model_type) or find_architecture(f"{model_type}_text")
     assert entry is not None
     return entry

@@ -23,13 +23,13 @@ _TYPES = {"int": int, "float": float, "bool": bool, "str": str, "dict": dict, "l
 class ConfigRule:
     """The rule by which the configs of an architecture are read: what no table of defaults can say."""
 
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields, for a model_type that the table lacks
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that the table lacks
     older_names: Mapping[str, str] = field(default_factory=dict)  # other names of fields in published files
     width: str = "intermediate_size"  # the field with the width of the MLPs, which must be stated
-    window_period: int = 0  # without kinds of layers, all but every such layer have a window; 0: there is no rule
+    window_period: int = 0  # all but every such layer have a window, unless kinds are stated; 0: no rule
     turned_part: float | None = None  # share of a head that turns if none is stated
     turned_by: str | None = None  # an older field with how many channels of a head turn
-    bases: Mapping[str, str] = field(default_factory=dict)  # older fields with the base of angles, by kind of layer
+    bases: Mapping[str, str] = field(default_factory=dict)  # older fields with bases of angles, by kind of layer
     angles: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None  # in place of `DecoderConfig.state_angles`
     complete: Callable[[Any, dict[str, Any]], object] = lambda config, others: None
     """Fills in fields before all else, by what is stated besides."""
@@ -159,7 +159,7 @@ class DecoderConfig:
         self.give_kinds("sliding_attention", period)
 
     def give_kinds(self, kind: str, period: int) -> None:
-        """Make all layers of a kind, but each ``period``-th one of full attention, unless their kinds are stated."""
+        """Make all layers but each ``period``-th one of this kind, unless their kinds are stated."""
         if self.layer_types is None:
             layers = range(1, self.num_hidden_layers + 1)
             self.layer_types = [kind if layer % period else "full_attention" for layer in layers]

@@ -26,10 +26,10 @@ class GgufMap:
     keys: tuple[str, ...] = ()  # what it reads of the facts, besides what all files have
     ignored: frozenset[str] = frozenset()  # further keys that change nothing for text
     expert_scale: str | None = None  # the config's field for the factor of weights that files may state
-    period: int = 0  # every layer with such a number attends, unless files say otherwise; 0: those with KV heads do
+    period: int = 0  # every such layer attends, unless files say otherwise; 0: those with KV heads do
     linears: tuple[Part, ...] | None = None  # linear layers as its files have them; None: they are alike
     expert_parts: Mapping[ExpertPlace, Part] | None = None  # likewise
-    joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # which parts of these one here is made of
+    joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # which of their parts one here is made of
     is_tiled: bool = False  # value heads that share a key are apart
 
     @property

@@ -11,7 +11,7 @@ _OLDER_TYPES = ("su", "yarn")  # of angles with longrope's lists of factors
 
 
 def _angles(config: Any, others: dict[str, Any]) -> dict[str, Any]:
-    """State the angles, with the part of a head that turns; returns what is left of the older fields, and that part."""
+    """State the angles, and which part of a head turns; returns that part with what is left of older fields."""
     stated = {_PARTIAL: others[_PARTIAL]} if _PARTIAL in others else {}
     left = config.state_angles({_PARTIAL: 1.0, **others})
     if config.rope_parameters["rope_type"] in _OLDER_TYPES:
