@@ -152,14 +152,9 @@ FILES = {
     """,
     "models/architectures/added_arch.py": """
         from card.models.architectures.architecture import Architecture
-        from card.models.decoder_config import DecoderConfig
+        from card.models.decoder_config import ConfigRule
 
-
-        class AddedFields(DecoderConfig):
-            model_type = "added_arch"
-
-
-        ARCHITECTURE = Architecture(model_class="AddedForCausalLM", config_class=AddedFields)
+        ARCHITECTURE = Architecture(model_class="AddedForCausalLM", config=ConfigRule(defaults={"vocab_size": 99}))
     """,
     "kernels/formats/added_blocks.py": """
         from card.kernels.formats.block_format import BlockFormat, Blocks, BlockShape, nibbles
@@ -248,7 +243,7 @@ def test_what_is_added_runs_from_python(added: Path) -> None:
             with LLM("demo-target", method=method, **same, **own) as llm:
                 texts.append(llm.generate([{PROMPT!r}], params)[0].outputs[0].text)
         assert texts[0] == texts[1], texts
-        assert find_architecture("added_arch").model_class == "AddedForCausalLM"
+        assert find_architecture("added_arch").make_config().vocab_size == 99
     """
     ran = run(added, "-c", textwrap.dedent(code))
     assert ran.returncode == 0, ran.stderr

@@ -620,7 +620,7 @@ def test_an_unknown_architecture_is_told_all_that_is_read_and_what_else_works(ti
     said = failure(file, cache)
     assert said.startswith(words) and said.endswith(" are read")
     read = said.removeprefix(words).removesuffix(" are read").split(", ")
-    assert read == list(dict.fromkeys(name for one in all_architectures() for name in one.gguf_names))
+    assert read == list(dict.fromkeys(name for one in all_architectures() for name in one.gguf.names))
 
 
 def test_unknown_quantisations_are_refused(tiny, tmp_path, cache):

@@ -33,22 +33,16 @@ TREE = [([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1])]  # token ids, and parents behind t
 EPS = 1e-6
 
 
-class UnequalFields(DecoderConfig):
-    """The config of a model whose layers differ."""
-
-    model_type = "unequal"
-
-
 ARCHITECTURE = Architecture(
     model_class="UnequalForCausalLM",
-    config_class=UnequalFields,
+    model_type="unequal",
     norms={**PRE_NORMS, **HEAD_NORMS},
     has_windows=True,
 )
 
 
-def config() -> UnequalFields:
-    return UnequalFields(
+def config() -> DecoderConfig:
+    return ARCHITECTURE.make_config(
         vocab_size=VOCAB_SIZE,
         hidden_size=WIDTH,
         num_hidden_layers=len(HEADS),

@@ -174,7 +174,7 @@ class GgufSource:
         """Return the model with these weights; ``as_stored`` if their heads have the file's order."""
         architecture = find_architecture(self.config["model_type"])
         assert architecture is not None
-        marks = {TILED: True} if as_stored and architecture.gguf_is_tiled else {}
+        marks = {TILED: True} if as_stored and architecture.gguf.is_tiled else {}
         config = config_of({**self.config, **marks})
         assert config is not None
         config.dtype = dtype.name
