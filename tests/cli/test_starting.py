@@ -14,7 +14,7 @@ import pytest
 
 import card
 from card.cli import main
-from card.cli.help import CardCommand
+from card.cli.command import CardCommand
 from card.cli.main import cli
 from card.cli.starting import ReadingSpinner, load
 from card.config.registry import methods

@@ -11,7 +11,8 @@ import sys
 import click
 
 from card import __version__
-from card.cli.help import CardGroup, StderrHandler
+from card.cli.command import StderrHandler
+from card.cli.groups import CardGroup
 from card.cli.interrupts import INTERRUPTED, is_interrupt, raising
 from card.config.record import Command
 from card.errors import CardError, ShortageError

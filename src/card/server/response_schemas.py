@@ -8,11 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.server.bodies import fitted
+from card.server.sampling_fields import names_at
 from card.server.schemas import MAX_MESSAGES, ChatRequest, CommonFields, Effort, TemplateKwargs
 from card.server.strict import Ignored, NotDone, Strict, takes
 from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
 
-_AS_IN_CHAT = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "parallel_tool_calls"} | {
+_AS_IN_CHAT = set(names_at("responses")) | {
+    "model",
+    "stream",
+    "parallel_tool_calls",
     "chat_template_kwargs",
     "speculation",
     "include_metrics",

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from card.cli.help import command
+from card.cli.command import command
 from card.cli.options import counted, file_option
 from card.cli.starting import run
 from card.family.ctc.losses import LOSSES

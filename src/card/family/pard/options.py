@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from card.cli.command import command
 from card.cli.files import OutputPath
-from card.cli.help import command
 from card.cli.options import counted, option_of, pair_options
 from card.cli.starting import run
 from card.config import EngineSettings

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from card.cli.command import command
 from card.cli.files import OutputPath
-from card.cli.help import command
 from card.cli.options import counted, file_option
 from card.cli.starting import run
 
