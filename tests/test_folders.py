@@ -60,7 +60,7 @@ FILES = {
         from dataclasses import dataclass
 
         from card.config.fields import Checked, setting
-        from card.config.method import Method
+        from card.config.method import BenchRow, Method
         from card.config.record import Command, Record
 
 
@@ -80,6 +80,10 @@ FILES = {
                     writers=("added",),
                     is_tuned=True,
                     reads=("added",),
+                    rows=(
+                        BenchRow(name="added", is_tuned=True),
+                        BenchRow(name="added-plain", has_twin=True, draft={"budget": 3}),
+                    ),
                 ),
             ),
             settings=AddedSettings,
@@ -252,6 +256,11 @@ def test_what_is_added_runs_from_python(added: Path) -> None:
                 texts.append(llm.generate([{PROMPT!r}], params)[0].outputs[0].text)
         assert texts[0] == texts[1], texts
         assert find_architecture("added_arch").model_class == "AddedForCausalLM"
+        from card.tools.bench.row_names import OURS, PRESETS, names_of
+        rows = ["added", "added-plain", "added-plain-all-cores"]
+        assert [name for name, row in OURS.items() if row.method == "added"] == rows
+        assert set(names_of(["added-plain"])) == {{*rows[1:], "vanilla-all-cores"}}
+        assert OURS["added-plain"].draft == {{"budget": 3}} and set(rows) < set(PRESETS["learned"])
     """
     ran = run(added, "-c", textwrap.dedent(code))
     assert ran.returncode == 0, ran.stderr
