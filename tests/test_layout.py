@@ -38,7 +38,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("machine",),
     ("kernels",),
     ("tree",),
-    ("protocol", "text"),
+    ("text",),
     ("models",),
     ("drafting",),
     ("links",),
@@ -157,6 +157,13 @@ def test_every_other_module_lies_in_a_package() -> None:
 def test_every_part_with_a_line_exists() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert sorted(LINE_OF) == sorted((packages | FLAT_MODULES) - SATELLITES - {"__init__"})
+
+
+MOST_ROOMS = 18
+
+
+def test_there_are_few_enough_rooms_to_remember() -> None:
+    assert len({path.parent.name for path in PACKAGE.glob("*/__init__.py")}) <= MOST_ROOMS
 
 
 def _lines_of_the_map(page: str) -> tuple[tuple[str, ...], ...]:
@@ -316,7 +323,7 @@ def test_only_the_assembly_makes_engines() -> None:
 # ---- one contract for drafters --------------------------------------------------------------------------------------
 
 CONTRACT_OF_DRAFTERS = frozenset(
-    {"draft_shaping", "drafted", "drafter", "drafter_pass", "draft_writers", "local", "protocol", "window"}
+    {"draft_shaping", "drafted", "drafter", "drafter_pass", "draft_writers", "local", "messages", "protocol", "window"}
 )  # of card.drafting
 
 
