@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from card.cli.main import cli
-from card.cli.sections import SECTIONS, is_common, section_of
+from card.cli.parts.sections import SECTIONS, is_common, section_of
 
 WIDTH = 110  # columns of a line
 NAME_WIDTH = 34  # columns for names; what is longer has a line of its own

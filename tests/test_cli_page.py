@@ -13,7 +13,7 @@ import click
 import pytest
 
 from card.cli.main import cli
-from card.cli.sections import SECTIONS, section_of
+from card.cli.parts.sections import SECTIONS, section_of
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "make_cli_page.py"
 PAGE = (Path(__file__).parents[1] / "docs" / "cli.md").read_text("utf-8")

@@ -320,6 +320,29 @@ def test_only_the_assembly_makes_engines() -> None:
     assert not faults_everywhere(_assembly_faults)
 
 
+# ---- what commands are made of --------------------------------------------------------------------------------------
+
+PARTS = "card.cli.parts"
+
+
+def _command_faults(source: str, name: str) -> list[str]:
+    """Return where a part of commands, or a folder beside the core, imports from the core's own commands."""
+    if "".join(name.split(".")[1:2]) not in SATELLITES and not name.startswith(PARTS):
+        return []
+    modules = [one.module for one in imports(source, package_of(name))]
+    return [
+        f"{name}: imports {module}; what several commands need lies in {PARTS}"
+        for module in modules
+        if module.startswith("card.cli") and not module.startswith(PARTS)
+    ]
+
+
+def test_what_commands_share_lies_below_them() -> None:
+    assert not faults_everywhere(_command_faults)
+    assert _command_faults("from card.cli.demo import run", "card.tools.bench.command")
+    assert _command_faults("from card.cli.main import cli", "card.cli.parts.groups")
+
+
 # ---- one contract for drafters --------------------------------------------------------------------------------------
 
 CONTRACT_OF_DRAFTERS = frozenset(

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 import click
 import pytest
 
-from card.cli.chosen_models import resolve_models
-from card.cli.command import CardCommand
 from card.cli.main import cli
-from card.cli.spelling import spelled_for
+from card.cli.parts.chosen_models import resolve_models
+from card.cli.parts.command import CardCommand
+from card.cli.parts.spelling import spelled_for
 from card.errors import SettingsError, named
 from card.server.errors import as_api_error, bad_request
 from card.server.response_schemas import ResponsesRequest

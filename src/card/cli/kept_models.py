@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from card.cli.tables import show, table
+from card.cli.parts.tables import show, table
 from card.errors import SettingsError
 from card.machine.folders import cache_folder
 from card.models.files.kept_weights import KEPT_FOLDER, KeptEntry, KeptWeights

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from card.cli.command import command
-from card.cli.options import json_option, kernels_option, wide_option
-from card.cli.sections import option
-from card.cli.starting import run
+from card.cli.parts.command import command
+from card.cli.parts.options import json_option, kernels_option, wide_option
+from card.cli.parts.sections import option
+from card.cli.parts.starting import run
 
 
 @command(short_help="List known pairs.")

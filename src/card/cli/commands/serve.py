@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.cli.chosen_models import choose_models
-from card.cli.command import command
-from card.cli.fetching import fetch_models
-from card.cli.options import (
+from card.cli.parts.chosen_models import choose_models
+from card.cli.parts.command import command
+from card.cli.parts.fetching import fetch_models
+from card.cli.parts.options import (
     DEMO_DRAFT,
     counted,
     draft_options,
@@ -27,9 +27,9 @@ from card.cli.options import (
     rename_option,
     with_options,
 )
-from card.cli.remarks import hint_at_int8
-from card.cli.sections import F, option
-from card.cli.starting import load, run, spinner, start_drafter_child
+from card.cli.parts.remarks import hint_at_int8
+from card.cli.parts.sections import F, option
+from card.cli.parts.starting import load, run, spinner, start_drafter_child
 from card.config import DraftSettings, EngineSettings
 from card.config.fields import declared
 from card.errors import SettingsError

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.cli.chosen_models import make_llm
-from card.cli.command import command
-from card.cli.files import OutputPath, writing
 from card.cli.loops import without_loops
-from card.cli.options import (
+from card.cli.parts.chosen_models import make_llm
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath, writing
+from card.cli.parts.options import (
     all_method_options,
     draft_options,
     file_option,
@@ -27,9 +27,9 @@ from card.cli.options import (
     sampling_options,
     wide_option,
 )
+from card.cli.parts.remarks import demo_note, remark
+from card.cli.parts.starting import ReadingSpinner, load, run, spinner, tell
 from card.cli.prompt_input import read_prompt
-from card.cli.remarks import demo_note, remark
-from card.cli.starting import ReadingSpinner, load, run, spinner, tell
 from card.config import SamplingParams
 from card.config.fields import declared
 from card.config.registry import all_methods

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import click
 
-from card.cli.files import OutputPath
-from card.cli.groups import CardGroup
-from card.cli.options import MOST_RECORDED_TOKENS, counted, file_option, option_of, pair_options, with_options
-from card.cli.sections import F, option
+from card.cli.parts.files import OutputPath
+from card.cli.parts.groups import CardGroup
+from card.cli.parts.options import MOST_RECORDED_TOKENS, counted, file_option, option_of, pair_options, with_options
+from card.cli.parts.sections import F, option
 from card.config import EngineSettings, SamplingParams
 
 

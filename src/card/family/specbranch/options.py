@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from card.cli.command import command
-from card.cli.options import counted, file_option, option_of
-from card.cli.starting import run
+from card.cli.parts.command import command
+from card.cli.parts.options import counted, file_option, option_of
+from card.cli.parts.starting import run
 from card.config import EngineSettings
 from card.family.learning.options import dtype_option, training_options
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from card.cli.command import command
-from card.cli.files import OutputPath
-from card.cli.options import (
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath
+from card.cli.parts.options import (
     DEMO_DRAFT,
     DEMO_TARGET,
     kernels_option,
@@ -21,8 +21,8 @@ from card.cli.options import (
     wide_option,
     with_options,
 )
-from card.cli.sections import option
-from card.cli.starting import run
+from card.cli.parts.sections import option
+from card.cli.parts.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.registry import settings_of_methods
 from card.tools.bench.row_names import DEFAULT_ROWS, DRAFT_OPTIONS, PRESETS, PUBLISHED, ROWS_ALONE, shipped

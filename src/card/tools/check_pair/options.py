@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from card.cli.command import command
-from card.cli.options import (
+from card.cli.parts.command import command
+from card.cli.parts.options import (
     LEAST_CHECKED_TOKENS,
     counted,
     file_option,
@@ -18,7 +18,7 @@ from card.cli.options import (
     wide_option,
     with_options,
 )
-from card.cli.starting import run
+from card.cli.parts.starting import run
 from card.config import EngineSettings
 
 

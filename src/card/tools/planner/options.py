@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from card.cli.command import command
-from card.cli.files import OutputPath
-from card.cli.options import (
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath
+from card.cli.parts.options import (
     MOST_RECORDED_TOKENS,
     counted,
     file_option,
@@ -27,9 +27,9 @@ from card.cli.options import (
     wide_option,
     with_options,
 )
-from card.cli.refusals import ModeOption
-from card.cli.sections import option
-from card.cli.starting import run
+from card.cli.parts.refusals import ModeOption
+from card.cli.parts.sections import option
+from card.cli.parts.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.tools.planner.requests import PoolRequest
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from card.cli.command import command
-from card.cli.files import OutputPath
-from card.cli.options import counted, file_option, option_of, options_of, parse_names, with_options
-from card.cli.sections import option
-from card.cli.starting import run
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath
+from card.cli.parts.options import counted, file_option, option_of, options_of, parse_names, with_options
+from card.cli.parts.sections import option
+from card.cli.parts.starting import run
 from card.tools.verify_server.settings import VerifySettings
 
 _compared = partial(option, section="Comparison")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from card.cli.command import VERBOSE
+from card.cli.parts.command import VERBOSE
 from card.config.record import Command
 from card.config.registry import commands
 from card.machine.importing import load_place

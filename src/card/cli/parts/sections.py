@@ -21,7 +21,7 @@ SECTIONS = (
     "Server",
 )
 _OTHERS, _HELP = "Options", "Help"  # first and last
-_OWN = frozenset({"help", "help_all"})  # in the last section, with -v
+_OWN = frozenset({"--verbose", "--help-all", "--help"})  # in the last section
 _SHORT = 20  # a command with at most as many options shows them all
 _ALL = "card.help_all"
 
@@ -83,7 +83,7 @@ def full_help(shown: click.Command, context: click.Context) -> str:
 
 
 def _is_ours(one: click.Option) -> bool:
-    return one.name in _OWN or "--verbose" in one.opts
+    return not _OWN.isdisjoint(one.opts)
 
 
 def _write(rows: dict[str, list[tuple[str, str]]], formatter: click.HelpFormatter) -> None:

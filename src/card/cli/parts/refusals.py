@@ -9,9 +9,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from card.cli.files import refuse_losses
-from card.cli.other_names import what_to_write
-from card.cli.sections import CardOption
+from card.cli.parts.files import refuse_losses
+from card.cli.parts.other_names import what_to_write
+from card.cli.parts.sections import CardOption
 
 _INTEGERS = range(-(2**63), 2**63)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from card.cli.refusals import refuse_other_names, refuse_what_cannot_be_meant
-from card.cli.sections import full_help, write_sections
-from card.cli.spelling import naming_options
+from card.cli.parts.refusals import refuse_other_names, refuse_what_cannot_be_meant
+from card.cli.parts.sections import full_help, write_sections
+from card.cli.parts.spelling import naming_options
 
 
 class CardCommand(click.Command):

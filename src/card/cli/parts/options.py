@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from card.cli.sections import CardOption, F, option
+from card.cli.parts.sections import CardOption, F, option
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
 from card.config.method import default_method
