@@ -28,7 +28,7 @@ from card.kernels.number_types import BFLOAT16, FLOAT16, dtype_name
 from card.models import loading
 from card.models.architectures import all_architectures
 from card.models.facts import end_token_ids, parameter_count
-from card.models.files.gguf import kept_weights
+from card.models.files import kept_weights
 from card.models.files.gguf import source as gguf_source
 from card.models.files.gguf.header import GgufError
 from card.models.loading import check_pair, load_decoder, load_tokenizer

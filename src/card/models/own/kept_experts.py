@@ -18,7 +18,7 @@ from card.kernels.number_types import Array, Dtype
 from card.machine.container import num_usable_cores
 from card.machine.memory import is_shortage
 from card.models.architectures import Architecture
-from card.models.files.gguf.kept_weights import KEPT_FOLDER, KeptWeights
+from card.models.files.kept_weights import KEPT_FOLDER, KeptWeights, state_of
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import tensors_written
 from card.models.own.layers import Weight
@@ -60,7 +60,7 @@ def _kept(
     experts: Sequence[ExpertBlocks], files: Sequence[Path], cache: Path
 ) -> tuple[dict[str, Weight], tuple[MappedWeights, ...]] | None:
     """Return the weights out of a file that is made if it is not there; None if nothing can be kept."""
-    store, state = KeptWeights(cache / KEPT_FOLDER, source=files[0].parent), _state_of(files)
+    store, state = KeptWeights(cache / KEPT_FOLDER, source=files[0].parent), state_of(files)
     name = f"{hashlib.sha256(state.encode()).hexdigest()[:32]}-v{_FORMAT}-mxfp4"
     folder = store.find(name)
     if folder is None:
@@ -68,12 +68,6 @@ def _kept(
         num_bytes = sum(math.prod(one.packed_shape) for one in experts)
         folder = store.make(name, num_bytes, functools.partial(_write, experts, files, state))
     return None if folder is None else _mapped(folder, experts)
-
-
-def _state_of(files: Sequence[Path]) -> str:
-    """Return what tells files from others, and from what they were before."""
-    stats = {file: file.stat() for file in files}
-    return "\n".join(f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}" for file, stat in stats.items())
 
 
 def _write(experts: Sequence[ExpertBlocks], files: Sequence[Path], state: str, folder: Path) -> None:
@@ -89,7 +83,7 @@ def _write(experts: Sequence[ExpertBlocks], files: Sequence[Path], state: str, f
         with ThreadPoolExecutor(num_usable_cores()) as threads:
             for _ in threads.map(put, experts):
                 pass  # the first error ends it
-    if _state_of(files) != state:
+    if state_of(files) != state:
         raise ModelError(f"{files[0].parent} changed while it was read; start again once it is complete")
 
 
