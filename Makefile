@@ -36,8 +36,8 @@ help: ## list these targets
 demo: $(CORE_STAMP) ## set up what text and the server need, then generate with the built-in pair of models: no GPU, no PyTorch, no download
 	$(BIN)/card demo
 
-test: lint ## set up everything, then check format, lint, types and run the tests, in a process for each core and eight at most; then those of the core without PyTorch
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+test: lint ## set up everything, then check format, lint, types and run the tests, in a process for each core and eight at most: those of the core without PyTorch
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal --beside-core
 	$(MAKE) test-core PYTHONS=$(BIN)/python
 
 test-slow: $(STAMP) ## set up, then run the tests and all that take long with new examples of property tests, and all crosses without PyTorch too (an hour on two cores)

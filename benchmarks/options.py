@@ -59,22 +59,6 @@ def read_lines(path: Path, benchmark: str) -> list[dict[str, Any]]:
     return lines
 
 
-def two_cores(text: str | None) -> tuple[int, int]:
-    """Return the target's core and the drafter's: "0,1" as asked for, or the first and last that may be used.
-
-    Raises: SettingsError if these are not two cores of this process.
-    """
-    cores = environment.choose_cores(tuple(numbers(text)) if text else None)
-    if len(cores) != 2:
-        raise SettingsError(f"cores must be two, the target's and the drafter's, such as 0,1, got {text}")
-    return cores[0], cores[1]
-
-
-def all_cores(text: str | None) -> tuple[int, ...]:
-    """Return the cores that all methods share: "0,1" as asked for, or all that may be used. Raises: SettingsError."""
-    return environment.choose_cores(tuple(sorted(set(numbers(text)))) if text else environment.allowed_cores())
-
-
 def prompt_set(path: Path, limit: int) -> Dataset:
     """Return the first prompts of a file as a data set named after it. Raises: BenchError."""
     return read_datasets([DataSpec(path.stem, "prompts", str(path))], limit=limit)[0]
@@ -91,15 +75,6 @@ def load_target(name: str, dtype: str, cost: str | None) -> PreTrainedModel:
     return inflate(model, parse_parameter_count(cost)) if cost else model
 
 
-def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say on what a benchmark of single requests runs; see `add_model_options`."""
-    parser.add_argument("--limit", type=int, default=8, help="how many prompts (default: %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to this file")
-    parser.add_argument("--target-cost", help="inflate the target to the price of so many parameters, such as 300M")
-    parser.add_argument("--cores", help="the target's core and the drafter's, such as 0,1 (default: first and last)")
-    add_model_options(parser)
-
-
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that every benchmark has: prompts, how much text, and the pair of models."""
     defaults = EngineSettings()
@@ -108,6 +83,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default=defaults.target, help="folder or name (default: %(default)s)")
     parser.add_argument("--draft", default="demo-draft", help="folder or name (default: %(default)s)")
     parser.add_argument("--dtype", default=defaults.dtype, help="auto, float32, bfloat16, ... (default: %(default)s)")
+
+
+def questions_of(path: Path, limit: int) -> list[str]:
+    """Return the first questions of a file. Raises: BenchError."""
+    return [question.turns[0] for question in prompt_set(path, limit).questions]
 
 
 def numbers(text: str) -> list[int]:

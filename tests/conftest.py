@@ -37,10 +37,11 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
-from hypothesis import settings
 
-from tests.without_torch import needs_torch
+from tests.examples import EXAMPLES
+from tests.without_torch import is_run_by_core, needs_torch
 
 if TYPE_CHECKING:  # importing torch takes seconds, also in the process that only shares out the tests
     from card.machine.threads import CoreSet
@@ -65,10 +66,9 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # The same examples wherever the tests run, so that everybody finds the same things; `make test-slow` draws new ones. No
 # deadline: a loaded machine is slow, not wrong.
-settings.register_profile("same", deadline=None, derandomize=True, max_examples=50, print_blob=True)
-settings.register_profile("new", deadline=None, print_blob=True)
-EXAMPLES = "new" if os.environ.get("CARD_TEST_EXAMPLES") == "new" else "same"
-settings.load_profile(EXAMPLES)
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, max_examples=25, print_blob=True)
+hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(EXAMPLES)
 
 
 def pytest_report_header() -> str:
@@ -97,20 +97,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(hung_s), append=False)
 
 
-_LEFT_OUT = list[str]()  # modules that need torch, where it is not installed
+_LEFT_OUT = list[str]()  # names of modules
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make test` gives, which runs the core's tests in their own environment, so once."""
+    parser.addoption("--beside-core", action="store_true", help="leave out what make test-core runs, but the crosses")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out modules that import torch where it is not installed; what of the package imports it still fails."""
-    if find_spec("torch") is not None or collection_path.suffix != ".py" or not needs_torch(collection_path):
+    if collection_path.suffix != ".py":
+        return None
+    if config.option.beside_core:
+        is_left_out = is_run_by_core(collection_path)
+    else:
+        is_left_out = find_spec("torch") is None and needs_torch(collection_path)
+    if not is_left_out:
         return None
     _LEFT_OUT.append(collection_path.name)
     return True
 
 
-def pytest_report_collectionfinish() -> str:
+def pytest_report_collectionfinish(config: pytest.Config) -> str:
     """Tell how many were left out."""
-    return f"left out, as torch is not installed: {len(_LEFT_OUT)} modules" if _LEFT_OUT else ""
+    why = "make test-core runs them" if config.option.beside_core else "torch is not installed"
+    return f"left out, as {why}: {len(_LEFT_OUT)} modules" if _LEFT_OUT else ""
 
 
 def pytest_collection_finish() -> None:

@@ -159,7 +159,8 @@ def _unknown_options(command: str) -> list[str]:
     if words[0] == "python":
         script = ROOT / words[1]
         source = script.read_text("utf-8") if script.exists() else ""
-        source += "".join(path.read_text("utf-8") for path in sorted(script.parent.glob("*.py")))
+        shared = [*script.parent.glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+        source += "".join(path.read_text("utf-8") for path in sorted(shared))
         return [words[1]] * (not script.exists()) + [option for option in asked if f'"{option}"' not in source]
     known = {"--help", "--version", "--help-all", "--verbose"}
     found: click.Command = cli
@@ -182,7 +183,7 @@ def test_commands_of_a_page_exist_with_their_options(page: Path) -> None:
 def test_a_command_or_an_option_that_does_not_exist_is_found() -> None:
     text = "`card bench --data code`, `card bunch`\n```sh\ncard bench \\\n    --daten code  # --not-this\n```"
     assert [_unknown_options(command) for command in _commands(text)] == [["--daten"], [], ["bunch"]]
-    assert _unknown_options("python benchmarks/table.py --tables x") == ["--tables"]
+    assert _unknown_options("python benchmarks/engine/day.py --tables x") == ["--tables"]
 
 
 def _wrong_installs(text: str) -> list[str]:

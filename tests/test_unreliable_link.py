@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
@@ -28,6 +28,7 @@ from card.links.link import DrafterLink, LinkStatus
 from card.tree.nodes import NewNodes
 from tests.decoding import decode as run
 from tests.decoding import fake, plain, toy_draft, toy_target
+from tests.examples import settings
 from tests.unreliable_link import Faults
 
 TARGET = toy_target()

@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
 import msgspec
 from made_up import FITTED, make_recording
-from results import append_line, run_facts
+from options import append_lines, describe_run
 from study import fractions
 from width import TARGET
 
@@ -78,9 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=8, help="texts of the made-up pair (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to it")
     args = parser.parse_args(argv)
-    facts = run_facts()
+    facts = describe_run()
     for line in map_lines(args.agreements, args.ratios, args.limit):
-        append_line(args.out, line | facts)
+        append_lines(args.out, [line | facts])
         print(f"{line['devices']}, agreement {line['agreement']}, {line['ratio']}: {line['speed_up']:.2f}", flush=True)
     return 0
 

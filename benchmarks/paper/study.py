@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
 import torch
-from loop import LoopSettings
+from loop import Counts, LoopSettings
+from options import append_lines, describe_run
 from pairs import Costs, RealPair, ReplayedPair, Timed
-from results import append_line, loop_facts, run_facts
 
 from card.errors import CardError
 
@@ -42,15 +43,31 @@ class Study:
         for one in (measuring, simulating):
             one.add_argument("--out", type=Path, required=True, help="JSON lines are appended to it")
         args = parser.parse_args(argv)
-        facts = run_facts()
+        facts = describe_run()
         try:
             for line in (self.measure if args.basis == "measure" else self.simulate)(args):
-                append_line(args.out, {"kind": self.kind, **line, **facts})
+                append_lines(args.out, [{"kind": self.kind, **line, **facts}])
                 print(self.say(line), flush=True)
         except CardError as error:
             print(f"{parser.prog}: error: {error}", file=sys.stderr)
             return 2
         return 0
+
+
+def loop_facts(settings: LoopSettings, counts: Counts) -> dict[str, Any]:
+    """Return what a line says of one run of the loop."""
+    draft = settings.draft
+    return {
+        "variant": settings.variant,
+        "beam_width": settings.beam_width,
+        "layers_per_round": settings.layers_per_round,
+        "branch": draft.branch,
+        "lead": draft.lead,
+        "tokens_per_pass": round(counts.tokens_per_pass, 4),
+        "hit_rate": round(counts.hit_rate, 4),
+        "zero_rate": round(counts.zero_rate, 4),
+        "counts": asdict(counts),
+    }
 
 
 def measured(args: argparse.Namespace, drafts: Sequence[str], points: Sequence[Point]) -> Iterator[Line]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import catalog
 import environments
 import peer_models
 import peer_results
@@ -39,6 +40,7 @@ class RunSettings:
     cores: tuple[int, ...]
     folder: Path  # of environments, models and logs
     timeout_s: float
+    ik: Path | None = None  # the build of ik_llama.cpp, if its rows are asked for
 
 
 class ModelBench:
@@ -71,8 +73,9 @@ class ModelBench:
     def _build(self, row: RowKey) -> Files:
         folder = self._settings.folder
         with environments.building(folder):
-            if row.peer in environments.BUILDERS:
-                environments.ensure(folder, row.peer)
+            builder = "llama.cpp" if row.peer in catalog.LLAMAS else row.peer  # which makes the files of both
+            if builder in environments.BUILDERS:
+                environments.ensure(folder, builder)
             return peer_models.files_for(self._pair, row, folder)
 
     def _needed_bytes(self, row: RowKey) -> int:
@@ -106,6 +109,9 @@ class ModelBench:
             "server": str(environments.llama_program(settings.folder, "llama-server")),
             "version": f"llama-cpp-python {environments.LLAMA_VERSION}",
         }
+        if row.peer == catalog.IK and settings.ik is not None:
+            job["server"] = str(environments.ik_program(settings.ik, "llama-server"))
+            job["version"] = environments.ik_version(settings.ik)
         try:
             self._versions[row.reference] = worker.ask("load", **job)["version"]
         except PeerError:

@@ -10,6 +10,8 @@ from typing import Any
 from card.errors import SettingsError
 
 OURS = "card"
+IK = "ik_llama.cpp"  # from a build that the user names
+LLAMAS = ("llama.cpp", IK)  # which read the same files
 _OPENVINO_LENGTHS = (3, 5, 8)
 _LLAMA_LENGTHS = (2, 4, 8, 12)
 _VLLM_LENGTHS = (4, 8)
@@ -108,6 +110,14 @@ PEERS: Mapping[str, PeerSpec] = MappingProxyType(
                 batched=("plain", "draft"),
             ),
             PeerSpec(
+                name=IK,
+                worker="worker_ik_llama.py",
+                environment=None,
+                plain="plain",
+                options={"plain": _ITSELF, "draft": _lengths(_LLAMA_LENGTHS), "suffix": _ITSELF},
+                batched=("plain", "draft"),
+            ),
+            PeerSpec(
                 name="openvino",
                 worker="worker_openvino.py",
                 environment="openvino",
@@ -181,7 +191,7 @@ class RowKey:
 
 def quantisations(peer: str, model: ModelSpec) -> tuple[str, ...]:
     """Return what a peer runs a model in; ours has llama.cpp's smallest file, too."""
-    if peer == "llama.cpp":
+    if peer in LLAMAS:
         return model.ggufs
     return (*_QUANTISATIONS[peer], model.ggufs[-1]) if peer == OURS else _QUANTISATIONS[peer]
 
@@ -194,16 +204,20 @@ def all_rows(model: ModelSpec) -> Iterator[RowKey]:
                 yield RowKey(peer, quantisation, method)
 
 
-def chosen_rows(model: ModelSpec, patterns: Sequence[str]) -> list[RowKey]:
+def chosen_rows(model: ModelSpec, patterns: Sequence[str], *, has_ik: bool = False) -> list[RowKey]:
     """Return the rows that patterns such as ``card``, ``llama.cpp:Q8_0`` or ``card:int8:card`` mean; none means all.
 
     The plain row of each peer and quantisation comes along, as the others are compared with it.
-    Raises: SettingsError for a peer that is not known.
+    Args:
+        has_ik: whether a build of ik_llama.cpp was named; without one its rows are left out.
+    Raises: SettingsError for a peer that is not known, or not there.
     """
     for pattern in patterns:
         if pattern.partition(":")[0] not in PEERS:
             raise SettingsError(f"unknown peer in {pattern!r}; known: {', '.join(PEERS)}")
-    rows = list(all_rows(model))
+        if pattern.partition(":")[0] == IK and not has_ik:
+            raise SettingsError(f"{pattern!r} needs a build of {IK}; name its folder by --ik")
+    rows = [row for row in all_rows(model) if has_ik or row.peer != IK]
     wanted = {row for row in rows if not patterns or any(_fits(row, pattern) for pattern in patterns)}
     wanted |= {row.reference for row in wanted}
     return [row for row in rows if row in wanted]

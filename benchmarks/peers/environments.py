@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,27 @@ def llama_source(folder: Path) -> Path:
 def llama_program(folder: Path, name: str) -> Path:
     """Return a program of llama.cpp."""
     return folder / "llama-build" / "bin" / name
+
+
+def ik_program(build: Path, name: str) -> Path:
+    """Return a program of ik_llama.cpp in the build that a user names. Raises: BuildError if it is not there."""
+    program = build.absolute() / "bin" / name
+    if not os.access(program, os.X_OK):
+        raise BuildError(
+            f"{build} has no program bin/{name}; --ik takes the folder that ik_llama.cpp was built in, as "
+            "benchmarks/README.md tells"
+        )
+    return program
+
+
+def ik_version(build: Path) -> str:
+    """Return which ik_llama.cpp was built, as its server says it. Raises: BuildError if it says nothing."""
+    command = [str(ik_program(build, "llama-server")), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    found = re.search(r"version: (.+)", done.stdout + done.stderr)
+    if found is None:
+        raise BuildError(f"{command[0]} --version says no version, so it is no llama-server; build it again")
+    return f"ik_llama.cpp {found[1].strip()}"
 
 
 def ensure(folder: Path, name: str) -> None:

@@ -113,7 +113,7 @@ def batch_lines(
 
 def read_lines(path: Path) -> list[Line]:
     """Return the lines of the last run in a file. Raises: OSError; ValueError if they are another benchmark's."""
-    opened: Any = gzip.open if path.suffix == ".gz" else open  # `unpacked` lies in another folder
+    opened: Any = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         lines = [json.loads(line) for line in file if line.strip()]
     if not lines or any(line.get("benchmark") != BENCHMARK for line in lines):

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
-from catalog import OURS
+from catalog import IK, OURS
 from pages import markdown
 from peer_results import Line, Ratio, Summary, groups, read_lines, summarise
 
@@ -37,8 +37,7 @@ _HEADER = (
     "same text",
 )
 _PLAIN = "vanilla-all-cores"
-_PEERS = ("llama.cpp", "openvino", "vllm")
-_OVERVIEW = ("tokens/s", OURS, _PLAIN, *_PEERS, _VS_FIXED, _VS_PEER)
+_PEERS = ("llama.cpp", IK, "openvino", "vllm")
 
 
 def tables(lines: Sequence[Line], *, fastest: bool = False, has_all: bool = False) -> str:
@@ -65,14 +64,15 @@ def overview(files: Sequence[Sequence[Line]], *, by_engine: bool = False, weight
         by_engine: a column for each group, instead of a line.
         weights: those of ours.
     """
-    rows: list[Sequence[str]] = [_OVERVIEW]
+    peers = [peer for peer in _PEERS if any(line["peer"] == peer for lines in files for line in lines)]
+    rows: list[Sequence[str]] = [("tokens/s", OURS, _PLAIN, *peers, _VS_FIXED, _VS_PEER)]
     for lines in files:
         for title, of_group in groups(lines).items():
             summaries = summarise(of_group)
             own = {one.row.method: one for one in summaries if one.row.peer == OURS and one.row.quantisation in weights}
             first_of = {one.row.peer: one for one in reversed(summaries)}
             cells = [f"{own[name].tokens_per_s:.0f}" if name in own else "–" for name in (OURS, _PLAIN)]
-            for peer in _PEERS:
+            for peer in peers:
                 found = first_of.get(peer)
                 cells.append(f"{found.tokens_per_s:.0f} {found.row.quantisation}" if found else "–")
             ours = own.get(OURS)

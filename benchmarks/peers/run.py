@@ -77,6 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--envs", type=Path, default=environments.default_folder(), help="folder of environments and models"
     )
+    parser.add_argument("--ik", type=Path, metavar="FOLDER", help="a build of ik_llama.cpp, whose rows are run too")
     weights = os.environ.get("CARD_WEIGHTS")
     parser.add_argument(
         "--weights", type=Path, default=weights, help="folder of scripts/fetch_weights.py [$CARD_WEIGHTS]"
@@ -129,6 +130,7 @@ def _common(args: argparse.Namespace) -> Line:
 def _bench_model(name: str, args: argparse.Namespace, common: Line) -> Iterator[list[Line]]:
     """Measure one model; yield lines as they come. Raises: BuildError, CardError, OSError if nothing can be run."""
     spec, folder = MODELS[name], args.envs.absolute()
+    rows = chosen_rows(spec, args.only, has_ik=args.ik is not None)
     with environments.building(folder):
         pair = peer_models.find_pair(spec, folder, args.weights)
     datasets = read_datasets([parse_spec(text) for text in args.prompts or spec.prompts], limit=args.limit)
@@ -139,10 +141,15 @@ def _bench_model(name: str, args: argparse.Namespace, common: Line) -> Iterator[
         if length + args.max_tokens <= pair.max_model_len:
             prompts[f"{length} tokens"] = [list(itertools.islice(itertools.cycle(joined), length))]
     settings = RunSettings(
-        max_tokens=args.max_tokens, repeats=args.repeats, cores=tuple(args.cores), folder=folder, timeout_s=args.timeout
+        max_tokens=args.max_tokens,
+        repeats=args.repeats,
+        cores=tuple(args.cores),
+        folder=folder,
+        timeout_s=args.timeout,
+        ik=args.ik,
     )
     order = random.Random(args.seed)
-    bench = ModelBench(pair, chosen_rows(spec, args.only), prompts, settings, _say)
+    bench = ModelBench(pair, rows, prompts, settings, _say)
     try:
         if args.build_only:
             _say(f"{name}: ready: {', '.join(map(str, bench.rows))}")
@@ -158,10 +165,12 @@ def _bench_model(name: str, args: argparse.Namespace, common: Line) -> Iterator[
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line says. Returns the exit status."""
     args = parse(argv)
-    signal.signal(signal.SIGTERM, _interrupt)  # workers are ended then, too
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     num_lines = 0
     try:
+        if args.ik is not None:
+            environments.ik_version(args.ik)
+        signal.signal(signal.SIGTERM, _interrupt)  # workers are ended then, too
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.cores = choose_cores(tuple(args.cores) if args.cores else allowed_cores())
         os.sched_setaffinity(0, args.cores)  # workers inherit it
         common = _common(args)
@@ -174,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         num_lines += len(lines)
                 except (BuildError, CardError, OSError) as error:
                     _say(f"{name} left out: {error}")
-    except CardError as error:
+    except (BuildError, CardError) as error:
         _say(f"run.py: error: {error}")
         return 2
     except KeyboardInterrupt:

@@ -23,6 +23,7 @@ from typing import Any
 
 import environments
 import msgspec
+from catalog import IK, OURS
 from environments import BuildError, run_logged
 
 from card.machine.processor import kernel_kind
@@ -84,10 +85,10 @@ def _times_of_rows(runner: RowRunner, some: Callable[[int], list[int]]) -> dict[
     return {count: statistics.median(of) for count, of in times.items()}
 
 
-def llama_figures(file: Path, *, program: Path, threads: int) -> Figures:
-    """Return the same of llama.cpp, but for passes of several rows. Raises: BuildError if it fails."""
+def llama_figures(file: Path, *, program: Path, threads: int, flags: Sequence[str] = ()) -> Figures:
+    """Return the same of a `llama-bench`, but for passes of several rows. Raises: BuildError if it fails."""
     command = [program, "-m", file, "-t", threads, "-p", ",".join(map(str, _PROMPTS)), "-n", _STEPS, "-r", 1]
-    done = subprocess.run([*map(str, command), "-o", "json"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*map(str, command), *flags, "-o", "json"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"llama-bench ended with status {done.returncode}: {done.stderr.strip()[-200:]}")
     found: Figures = {}
@@ -102,10 +103,13 @@ def _in_turns(args: argparse.Namespace, name: str, file: Path) -> list[dict[str,
     program, lines = environments.llama_program(args.envs, "llama-bench"), []
     for repeat in range(args.repeats):
         own = [sys.executable, __file__, "--own", str(file), "--threads", str(args.threads), "--seed", str(repeat)]
-        engines: Mapping[str, Callable[[], Figures]] = {
-            "card": lambda own=own: json.loads(subprocess.check_output(own, text=True)),
+        engines: dict[str, Callable[[], Figures]] = {
+            OURS: lambda own=own: json.loads(subprocess.check_output(own, text=True)),
             "llama.cpp": lambda: llama_figures(file, program=program, threads=args.threads),
         }
+        if args.ik is not None:
+            ik = environments.ik_program(args.ik, "llama-bench")
+            engines[IK] = lambda ik=ik: llama_figures(file, program=ik, threads=args.threads, flags=("-rtr", "1"))
         for engine, measure in engines.items():
             figures = measure()
             lines.append({"benchmark": "structure", "model": name, "engine": engine, "repeat": repeat, **figures})
@@ -118,16 +122,17 @@ def _median(lines: Sequence[Mapping[str, Any]], model: str, engine: str, key: st
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of medians, and of ours over llama.cpp's."""
+    """Return a table of medians, and of ours over those of the others."""
+    others = [engine for engine in dict.fromkeys(line["engine"] for line in lines) if engine != OURS]
     rows = ["| model | prompt 64 | prompt 512 | decode | rows 2 / 4 / 8 / 16 |", "|---|---:|---:|---:|---:|"]
     for name in dict.fromkeys(line["model"] for line in lines):
         cells = []
         for key in (*(f"prompt {count}" for count in _PROMPTS), "decode"):
-            own, other = (_median(lines, name, engine, key) for engine in ("card", "llama.cpp"))
-            cells.append(f"{own:.0f} / {other:.0f} = {own / other:.2f}")
-        prices = " / ".join(f"{_median(lines, name, 'card', f'rows {count}'):.2f}" for count in _ROWS[1:])
+            own, *found = (_median(lines, name, engine, key) for engine in (OURS, *others))
+            cells.append(", ".join(f"{own:.0f} / {other:.0f} = {own / other:.2f}" for other in found))
+        prices = " / ".join(f"{_median(lines, name, OURS, f'rows {count}'):.2f}" for count in _ROWS[1:])
         rows.append(f"| {name} | {' | '.join(cells)} | {prices} |")
-    return "\n".join(rows)
+    return "\n".join([*rows, "", f"Ours over {', then '.join(others)}."])
 
 
 def _files(args: argparse.Namespace) -> dict[str, Path]:
@@ -146,6 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *_NAMES], help="default: all of them")
     parser.add_argument("--envs", type=Path, default=environments.default_folder(), help="where llama.cpp is built")
+    parser.add_argument("--ik", type=Path, metavar="FOLDER", help="a build of ik_llama.cpp, which is measured too")
     parser.add_argument("--models", type=Path, default=environments.default_folder() / "structure")
     parser.add_argument("--tokenizer", type=Path, help="a GGUF file of Qwen's, for models that are not there yet")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -158,6 +164,8 @@ def main() -> int:
         print(json.dumps(our_figures(args.own, threads=args.threads, seed=args.seed)))
         return 0
     try:
+        if args.ik is not None:
+            environments.ik_program(args.ik, "llama-bench")
         environments.ensure(args.envs, "llama.cpp")
         described = msgspec.to_builtins(describe_run())
         lines = [line for name, file in _files(args).items() for line in _in_turns(args, name, file)]

@@ -51,21 +51,27 @@ class LlamaCpp:
     def _command(self, method: str, option: dict[str, Any], port: int) -> list[str]:
         job, threads = self._job, str(len(self._job["cores"]))
         slots = option.get("at_once", 1)
-        command = [job["server"], "-m", job["target"], "--host", "127.0.0.1", "--port", str(port), "--no-webui"]
+        command = [job["server"], "-m", job["target"], "--host", "127.0.0.1", "--port", str(port)]
         command += ["-t", threads, "-tb", threads, "-c", str(job["context"] * slots), "-np", str(slots), "-ngl", "0"]
         if method == "draft":
-            command += ["-md", job["draft"], "--spec-type", "draft-simple", "-td", threads, "-tbd", threads]
-            command += ["--spec-draft-n-max", str(option["draft_tokens"])]
-        elif method == "ngram":
-            command += ["--spec-type", "ngram-simple"]
-        return command
+            command += ["-md", job["draft"], "-td", threads, "-tbd", threads]
+        return [*command, *self.own_flags(method, option)]
+
+    def own_flags(self, method: str, option: dict[str, Any]) -> list[str]:
+        """Return what only this server understands."""
+        drafting = ["--spec-type", "draft-simple", "--spec-draft-n-max", str(option.get("draft_tokens"))]
+        return ["--no-webui", *{"draft": drafting, "ngram": ["--spec-type", "ngram-simple"]}.get(method, [])]
+
+    def token_ids(self, method: str, option: dict[str, Any], answer: dict[str, Any]) -> list[int]:
+        """Return the tokens of an answer."""
+        return list(answer["tokens"])
 
     def generate(self, method: str, option: dict[str, Any], prompt_ids: list[int], max_tokens: int) -> Decoded:
         """Decode one prompt greedily."""
         answer = self._ask(method, option, prompt_ids, max_tokens)
         timings = answer["timings"]
         return Decoded(
-            token_ids=up_to_end(answer["tokens"], self._job["end_ids"]),
+            token_ids=up_to_end(self.token_ids(method, option, answer), self._job["end_ids"]),
             prefill_s=timings["prompt_ms"] / 1e3,
             decode_s=timings["predicted_ms"] / 1e3,  # from the first token on
             decode_tokens=timings["predicted_n"] - 1,
@@ -80,7 +86,7 @@ class LlamaCpp:
         with ThreadPoolExecutor(at_once) as threads:
             answers = list(threads.map(lambda ids: self._ask(method, option, ids, max_tokens), prompts))
         wall_s = time.perf_counter() - started
-        texts = [up_to_end(answer["tokens"], self._job["end_ids"]) for answer in answers]
+        texts = [up_to_end(self.token_ids(method, option, one), self._job["end_ids"]) for one in answers]
         return Batch(token_ids=texts, wall_s=wall_s)
 
     def logprobs(self, method: str, option: dict[str, Any], token_ids: list[int]) -> tuple[list[float], list[int]]:
@@ -93,7 +99,7 @@ class LlamaCpp:
         for length in range(1, len(token_ids)):
             question = _question(token_ids[:length], 1, cache_prompt=True)
             question |= {"logit_bias": [[token_ids[length], _CERTAIN]], "n_probs": 1}
-            (told,) = self._post(method, option, question)["completion_probabilities"]
+            (told,) = self.post(method, option, question)["completion_probabilities"]
             if told["id"] != token_ids[length]:
                 raise RuntimeError(f"llama-server chose token {told['id']}, asked for {token_ids[length]}")
             found.append(told["logprob"])
@@ -101,12 +107,15 @@ class LlamaCpp:
         return found, likeliest
 
     def _ask(self, method: str, option: dict[str, Any], prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
-        return self._post(method, option, _question(prompt_ids, max_tokens, cache_prompt=False))
+        return self.post(method, option, _question(prompt_ids, max_tokens, cache_prompt=False))
 
-    def _post(self, method: str, option: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
+    def post(
+        self, method: str, option: dict[str, Any], question: dict[str, Any], path: str = "completion"
+    ) -> dict[str, Any]:
+        """Return what the server says to a question."""
         _, port = self._servers[_key(method, option)]
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/completion",
+            f"http://127.0.0.1:{port}/{path}",
             json.dumps(question).encode(),
             {"Content-Type": "application/json"},
         )

@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = (
-    "accuracy",
-    "arbitrage",
-    "closed_loop",
-    "busy_drafter",
-    "concurrency",
-    "draft_server",
-    "draft_window",
-    "edge",
-    "edge_agents",
-    "gpu",
-    "hivis",
-    "judges",
-    "load_report",
-    "options",
-    "packed",
-    "pages",
-    "pass_samples",
-    "planner_validation",
-    "plot",
-    "plot_frontier",
-    "plot_validation",
-    "programs",
-    "policy_cells",
-    "policy_gate",
-    "policy_texts",
-    "ray_pool",
-    "round_overheads",
-    "series",
-    "served",
-    "server_overhead",
-    "starts",
-    "table",
-    "toy_vision",
-    "validation_report",
-    "vllm_plugin",
-)
+SCRIPTS = {path.stem: path for path in sorted(BENCHMARKS.rglob("*.py")) if ".build" not in path.parts}
+
+
+class Modules(dict[str, ModuleType]):
+    """The scripts as modules; each is imported when it is first asked for."""
+
+    def __missing__(self, name: str) -> ModuleType:
+        self[name] = importlib.import_module(SCRIPTS[name].stem)
+        return self[name]
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[Modules]:
+    """Let the scripts import one another in the block, as they do when run from their folders."""
+    before, paths = set(sys.modules), sys.path.copy()
+    sys.path[:0] = sorted({str(path.parent) for path in SCRIPTS.values()})
+    try:
+        yield Modules()
+    finally:
+        sys.path[:] = paths
+        for name in SCRIPTS.keys() & (set(sys.modules) - before):
+            del sys.modules[name]
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

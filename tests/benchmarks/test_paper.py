@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +16,6 @@ from tests.tools.bench.bench_files import make_run, write_run
 from tests.toy import TableModel
 
 PAPER = Path(__file__).parents[2] / "benchmarks" / "paper"
-MODULES = tuple(path.stem for path in sorted(PAPER.glob("*.py")))
 VARIANTS = ("card", "one-tier", "no-re-rooting", "no-re-rooting-turns")
 PROMPTS = ((1, 2, 3), (5, 6), (9, 9, 1))
 NUM_TOKENS = 40
@@ -29,16 +25,8 @@ Modules = dict[str, ModuleType]
 
 
 @pytest.fixture(scope="module")
-def paper() -> Iterator[Modules]:
-    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    sys.path.insert(0, str(PAPER))
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(PAPER))
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(before)
+def paper(bench: Modules) -> Modules:
+    return bench
 
 
 def models(agreement: float) -> tuple[TableModel, TableModel]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import itertools
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,16 +59,9 @@ serve(Fake())
 
 
 @pytest.fixture(scope="module")
-def peers() -> Iterator[SimpleNamespace]:
-    """The scripts as modules, importing one another as they do when run."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(PEERS))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(PEERS))
-        for name in set(MODULES) - before:
-            sys.modules.pop(name, None)
+def peers(bench: dict[str, ModuleType]) -> SimpleNamespace:
+    """The scripts that the tests here ask."""
+    return SimpleNamespace(**{name: bench[name] for name in MODULES})
 
 
 def answer(token_ids: list[int], decode_s: float) -> dict[str, Any]:

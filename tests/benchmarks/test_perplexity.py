@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,22 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.benchmarks.scripts import BENCHMARKS
-
-PEERS = BENCHMARKS / "peers"
 TEXT = [5, 2, 7, 7]
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    before = set(sys.modules)
-    sys.path.insert(0, str(PEERS))
-    try:
-        yield importlib.import_module("perplexity")
-    finally:
-        sys.path.remove(str(PEERS))
-        for name in {one for one in set(sys.modules) - before if (PEERS / f"{one}.py").exists()}:
-            sys.modules.pop(name)
+def script(bench: dict[str, ModuleType]) -> ModuleType:
+    return bench["perplexity"]
 
 
 class Fixed:

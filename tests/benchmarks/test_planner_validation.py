@@ -64,12 +64,11 @@ def test_the_lines_make_a_table_and_a_picture(
     bench: dict[str, ModuleType], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    assert bench["table"].main([str(results)]) == 0
+    assert bench["validation_report"].main([str(results)]) == 0
     assert "| sps-all-cores |" in capsys.readouterr().out
     out = tmp_path / "images" / "validation.png"
-    for what in ("ratio", "speed"):
-        assert bench["plot_validation"].main([str(results), "--of", what, "--out", str(out)]) == 0
-        assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert bench["plot_validation"].main([str(results), "--out", str(out)]) == 0
+    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def line(price: str, row: str, error: float, **changes: Any) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def line(price: str, row: str, error: float, **changes: Any) -> dict[str, Any]:
 
 def test_the_last_line_of_each_price_and_row_counts(bench: dict[str, ModuleType]) -> None:
     lines = [line("90M", "card", 0.5), line("300M", "card", -0.04), line("90M", "card", 0.08)]
-    text = bench["table"].validation_tables([*lines, {"kind": "profiles", "price": "90M"}])
+    text = bench["validation_report"].tables_of([*lines, {"kind": "profiles", "price": "90M"}])
     assert text.count("| card | 100.0 |") == 2
     assert "| 90M | 1 | 8.0% | 8.0% |" in text and "| 300M | 1 | 4.0% | 4.0% |" in text
     assert "| all | 2 | 6.0% | 6.0% |" in text
@@ -150,4 +149,6 @@ def test_what_makes_no_sense_is_refused(
     captured = capsys.readouterr().err
     assert "--repeats and --limit must be 1 or more" in captured and "unknown method 'magic'" in captured
     assert bench["plot_validation"].main([str(out), "--out", str(tmp_path / "none.png")]) == 2
+    assert bench["validation_report"].main([str(out)]) == 2
+    assert "validation_report.py: error:" in capsys.readouterr().err
     assert not out.exists() and not (tmp_path / "none.png").exists()

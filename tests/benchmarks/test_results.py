@@ -105,6 +105,40 @@ def test_the_results_that_a_page_or_a_script_names_exist(page: Path) -> None:
     assert missing(figures_of(page)) == []
 
 
+def faults_of_sources(rows: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:
+    """Return what is wrong with a table of files of results: file, what made it, page and claim."""
+    benchmarks = ROOT / "benchmarks"
+    told = [name for files, *_ in rows for name in re.findall(r"[\w.]+\.jsonl(?:\.gz)?", files)]
+    faults = [f"{name} stands in {told.count(name)} rows" for name in {*told, *names} if told.count(name) != 1]
+    faults += [f"{name} is not there" for name in told if name not in names]
+    for files, made_by, page, claim in rows:
+        scripts = re.findall(r"[\w/]+\.py", made_by)
+        faults += [f"{script} is not there" for script in scripts if not (benchmarks / script).is_file()]
+        link = re.search(r"\]\(([^)]+)\)", page)
+        text = (benchmarks / link[1]).read_text("utf-8") if link and (benchmarks / link[1]).is_file() else ""
+        faults += [f"{page} does not name {name}" for name in re.findall(r"[\w.]+\.jsonl", files) if name not in text]
+        if not (scripts or "card bench" in made_by) or not claim:
+            faults.append(f"{files} lacks what made it, or its claim")
+    return sorted(faults)
+
+
+def test_every_file_of_results_has_what_made_it_a_page_that_names_it_and_a_claim() -> None:
+    rows = rows_of("benchmarks/README.md", "| file | made by | page | claim |")
+    assert faults_of_sources(rows, [file.name for file in results()]) == []
+
+
+def test_a_file_without_script_page_or_claim_is_found() -> None:
+    rows = [["`a.jsonl`", "`no/such.py`", "[LOG.md](LOG.md)", "speed"], ["`b.jsonl`", "by hand", "LOG.md", ""]]
+    assert faults_of_sources(rows, ["a.jsonl", "c.jsonl"]) == [
+        "LOG.md does not name b.jsonl",
+        "[LOG.md](LOG.md) does not name a.jsonl",
+        "`b.jsonl` lacks what made it, or its claim",
+        "b.jsonl is not there",
+        "c.jsonl stands in 0 rows",
+        "no/such.py is not there",
+    ]
+
+
 def test_every_commit_that_a_line_or_a_page_names_led_to_this_one() -> None:
     if known := history(ROOT):  # a copy without its history cannot tell
         told = {file.name: {str(line.get("commit", known[0])) for line in lines_of(file)} for file in results()}

@@ -146,7 +146,7 @@ def test_a_failing_target_and_a_treacherous_drafter_change_no_text(num_requests,
 
 @pytest.mark.parametrize(
     ("num_requests", "troubles"),
-    [pytest.param(150, GENTLE, id="short"), pytest.param(2000, HARSH, id="long", marks=LONG)],
+    [pytest.param(60, GENTLE, id="short"), pytest.param(2000, HARSH, id="long", marks=LONG)],
 )
 def test_killed_and_stopped_drafter_processes_change_no_text(num_requests, troubles, pair, alone, leaves_nothing):
     rng = random.Random(3)
@@ -161,7 +161,7 @@ def test_killed_and_stopped_drafter_processes_change_no_text(num_requests, troub
     alone.judge(soak.outcomes)
 
 
-@sizes(100)
+@sizes(50)
 def test_a_draft_server_that_comes_and_goes_changes_no_text(num_requests, pair, alone, leaves_nothing):
     rng = random.Random(4)
     world = ServerWorld(pair, rng, policy="fixed")
@@ -207,7 +207,7 @@ async def answer_a_crowd(
         await crowd.llm.shutdown()
 
 
-@sizes(100)
+@sizes(40)
 def test_readers_who_come_and_go_while_the_draft_server_does_too_get_the_same_text(
     num_requests, pair, alone, leaves_nothing
 ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import SamplingRule
@@ -15,6 +15,7 @@ from card.tree.logits import log_softmax, top
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
+from tests.examples import settings
 from tests.toy import TableModel
 
 TEXT = [3, 1, 4, 1, 5]

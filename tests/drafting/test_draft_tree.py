@@ -7,13 +7,14 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from card.errors import ProtocolError
 from card.tree.candidates import CandidateCache
 from card.tree.nodes import NewNodes
+from tests.examples import settings
 from tests.trees import GARBAGE, NO_FLOOR, Row, grow, ids_of, make_cache, nodes, state, two_layers
 
 # ---- before a commit -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM
@@ -41,6 +41,7 @@ from card.models.runners import plain_runner
 from card.tree.candidates import CandidateCache
 from card.tree.logits import top
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
+from tests.examples import settings
 from tests.protocol.test_messages import id_lists, messages
 from tests.reaching_in import cache_of
 from tests.tiny import tiny_llama

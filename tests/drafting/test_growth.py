@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.drafting.beam import BeamSequence, BeamWriter
@@ -18,6 +18,7 @@ from card.tree.logits import log_softmax, softmax
 from card.tree.logits import top as best_of
 from card.tree.nodes import NewNodes
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
+from tests.examples import settings
 from tests.toy import TableModel
 
 TEXT = [3, 1, 4, 1, 5]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import Grammar, Growth, SamplingRule, ShapingRule, TreeShape
@@ -45,6 +45,7 @@ from card.drafting.messages import (
 from card.errors import ProtocolError, plain_words
 from card.tree.nodes import NewNodes
 from tests.drafts import draft_spec
+from tests.examples import settings
 
 Message = TargetMessage | DrafterMessage
 integers = st.integers(-(2**63), 2**63 - 1)

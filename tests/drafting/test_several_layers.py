@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
@@ -43,6 +43,7 @@ from tests.drafting.test_drafter import (
 )
 from tests.drafts import LayersWriter, draft_spec
 from tests.engine.test_exactness import agreements, faults, sampling, shapes
+from tests.examples import settings
 from tests.toy import TableModel
 
 NUM_LAYERS = LayersWriter.layers_per_pass

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.drafting.beam import BeamWriter
@@ -16,6 +16,7 @@ from card.drafting.drafter_pass import NO_END, Calibration, TurnEnd
 from card.drafting.messages import Open
 from card.links.in_process import InlineLink
 from tests.drafts import LayersWriter, draft_spec
+from tests.examples import settings
 from tests.toy import TableModel
 
 V = 12

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
@@ -20,6 +20,7 @@ from card.errors import CapacityError, PromptError, TargetError, WorkerError
 from card.links.link import DrafterLink
 from card.machine.threads import CoreSet
 from tests.decoding import GREEDY, fake, inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.examples import settings
 from tests.toy import TableModel
 from tests.unreliable_link import Faults
 

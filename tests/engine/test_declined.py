@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.api.llm import LLM, RequestOutput
@@ -24,6 +24,7 @@ from card.links.link import DrafterLink
 from card.models.protocol import Extension
 from tests.decoding import drafter_for, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.drafts import draft_spec
+from tests.examples import settings
 from tests.links.serving import connected, make_server, running
 from tests.pair import Pair, make_model, make_tokenizer
 from tests.toy import TableModel

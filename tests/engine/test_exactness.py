@@ -6,7 +6,7 @@ import time
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, Growth, SamplingParams, VerifyShape
@@ -26,6 +26,7 @@ from tests.decoding import (
     toy_draft,
     toy_target,
 )
+from tests.examples import settings
 from tests.unreliable_link import Faults
 
 sampling = st.builds(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
@@ -19,6 +19,7 @@ from card.engine.request import Request
 from card.engine.target import TargetWorker
 from card.tree.nodes import PATH_END, Nodes
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.examples import settings
 
 CALLS = ("open", "propose", "observe", "close")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
@@ -24,6 +24,7 @@ from card.text.following import Threads
 from card.tree import shaping as shaping_module
 from card.tree.nodes import Nodes
 from tests.decoding import PROMPT, inline, make_request, plain, toy_draft, toy_target
+from tests.examples import settings
 from tests.reaching_in import queue_of
 from tests.shaping import ToyGrammar
 from tests.text.test_following import ByHand

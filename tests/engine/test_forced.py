@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, Grammar, SamplingParams
@@ -20,6 +20,7 @@ from card.tree.nodes import PATH_END, ROOT
 from tests.decoding import decode, fake, inline, make_engine, make_request, toy_draft, toy_target
 from tests.engine.test_exactness import agreements, faults, shapes
 from tests.engine.test_shaped import run_to_end, samplings, some_writers, tokens_of
+from tests.examples import settings
 from tests.shaping import TOY_VOCAB_SIZE, ToyGrammar
 
 ENDS = frozenset({ToyGrammar.END})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
@@ -14,6 +14,7 @@ from card.engine.queue import Limits
 from card.engine.sequence import Work
 from card.engine.target import TargetWorker
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
+from tests.examples import settings
 from tests.figures import check_request
 from tests.local_writing import WRITERS
 from tests.unreliable_link import Faults

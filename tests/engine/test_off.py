@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams, Schedule
@@ -25,6 +25,7 @@ from card.links.in_process import InlineLink
 from card.links.link import DrafterLink
 from card.links.switch import SwitchLink
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.examples import settings
 from tests.reaching_in import listen, policy_of, running, worker_of
 from tests.toy import TableModel
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
@@ -21,6 +21,7 @@ from card.models.rows.row_store import RowStore
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.examples import settings
 from tests.reaching_in import pool_of, queue_of
 from tests.tiny import tiny_llama
 from tests.toy import MovableTable, TableModel

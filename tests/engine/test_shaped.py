@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, Grammar, SamplingParams
@@ -18,6 +18,7 @@ from card.errors import SettingsError
 from card.tree.logits import log_softmax, top
 from tests.decoding import PROMPT, decode, fake, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.engine.test_exactness import agreements, faults, shapes
+from tests.examples import settings
 from tests.local_writing import WRITERS
 from tests.shaping import ToyGrammar, shapings, slow_decode, slowly_shaped
 from tests.toy import TableModel

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams, SamplingRule
@@ -21,6 +21,7 @@ from card.errors import ModelError, ProtocolError, TargetError
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
+from tests.examples import settings
 from tests.reaching_in import has_lost_a_layer
 from tests.routed import RoutedTable, chosen_by
 from tests.toy import TableModel

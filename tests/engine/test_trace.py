@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.api.async_llm import AsyncLLM
@@ -41,6 +41,7 @@ from card.engine.trace import (
 )
 from card.tree.nodes import NewNodes
 from tests.decoding import fake, inline, make_engine, make_request, plain, toy_draft, toy_target
+from tests.examples import settings
 from tests.pair import Pair
 from tests.unreliable_link import Faults
 

@@ -6,7 +6,7 @@ import logging
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
@@ -14,6 +14,7 @@ from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.target import TargetWorker
 from tests.decoding import PROMPT, fake, make_request, plain, run_all, toy_draft, toy_target
+from tests.examples import settings
 from tests.unreliable_link import Faults
 from tests.watching import Notes, TokenStates, watched
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from benchmarks.delay_proxy import DelayProxy
+from benchmarks.draft_server.delay_proxy import DelayProxy
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.drafting.messages import Declined, DrafterMessage, Open, PassSeconds, Pong, Ready, Resync, encode

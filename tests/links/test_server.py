@@ -593,6 +593,19 @@ def test_with_keys_it_listens_anywhere(tmp_path: Path) -> None:
     server.close()
 
 
+def test_its_address_is_free_again_though_clients_came_that_it_has_not_looked_at() -> None:
+    server = make_server(draft())
+    address = server.address
+    for _ in range(2):
+        with connect(address) as left_at_once:
+            shake_hands(left_at_once)
+    with connect(address) as client:
+        shake_hands(client)
+        server.close()
+        assert is_ended(client)
+    make_server(draft(), address=address).close()
+
+
 def test_an_address_in_use_is_an_error_of_one_line() -> None:
     server = make_server(draft())
     with pytest.raises(SettingsError, match=r"cannot listen on .*Address already in use"):

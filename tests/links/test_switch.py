@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import Schedule
@@ -17,6 +17,7 @@ from card.links.link import DrafterLink, LinkStatus
 from card.links.switch import SwitchLink
 from tests.decoding import fake, inline, make_request, plain, toy_draft, toy_target
 from tests.drafts import draft_spec
+from tests.examples import settings
 from tests.reaching_in import policy_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import SamplingRule
@@ -16,6 +16,7 @@ from card.models.candidate_scorer import CandidateScorer
 from card.tree.filters import filter_logits
 from card.tree.noise import GumbelNoise
 from card.tree.sampling import CHOICE_SHARPNESS, Sampler
+from tests.examples import settings
 from tests.sampling_laws import GREEDY, PLAIN, batches, clear_law, rules
 
 LOGITS = [0.3, -0.6, 1.1, 0.0, -1.4]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.errors import ModelError
@@ -31,6 +31,7 @@ from card.models.rows.pool import SequencePool
 from card.models.runner import ExactRunner
 from card.models.runners import plain_runner
 from tests.every_family import script
+from tests.examples import settings
 from tests.reaching_in import cache_of, fill_buffers, interrupt_passes, space_landmarks
 
 pytestmark = [

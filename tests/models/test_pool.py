@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
@@ -22,6 +22,7 @@ from card.models.rows.pool import BLOCK_ROWS, SequencePool
 from card.models.rows.pool_entries import MIN_SHARED_TOKENS
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
+from tests.examples import settings
 from tests.pair import make_model
 from tests.reaching_in import cache_of, retained_slot
 from tests.tiny import CLEAR, tiny

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,6 +24,7 @@ from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.transformers.runner import TorchRunner
+from tests.examples import settings
 from tests.reaching_in import cache_of, num_ancestors
 from tests.static import tensor_of
 from tests.tiny import NO_ENDS, tiny

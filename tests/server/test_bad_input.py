@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.examples import settings
 from tests.server.running import PROMPT, Running, serving
 
 pytestmark = pytest.mark.timeout(240)

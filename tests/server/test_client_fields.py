@@ -15,6 +15,7 @@ BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0},
     RESPONSE: {"input": PROMPT, "max_output_tokens": 16, "temperature": 0},
 }
+LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
 FUNCTION = {"name": "shell", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -30,7 +31,6 @@ SENT: list[tuple[str, str, dict[str, Any], list[str]]] = [  # client, door, fiel
     ("Codex", RESPONSE, {"include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}}, []),
     ("Codex", RESPONSE, {"reasoning": {"effort": "none", "summary": "auto"}, "parallel_tool_calls": False}, []),
     ("Codex", RESPONSE, {"tools": [{"type": "function", **FUNCTION}, {"type": "web_search"}]}, ["tools.web_search"]),
-    ("Codex", RESPONSE, {"tools": [{"type": "custom", "name": "apply_patch", "format": {}}]}, ["tools.custom"]),
     ("Codex", RESPONSE, {"tools": [{"type": "local_shell"}, {"type": "namespace"}]}, ["tools.local_shell"]),
     ("Agents SDK", RESPONSE, {"include": ["file_search_call.results"], "truncation": "auto"}, []),
     ("opencode", CHAT, {"stream_options": {"include_usage": True}}, []),
@@ -63,6 +63,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (COMPLETION, {"use_beam_search": True}),
     (COMPLETION, {"skip_special_tokens": False}),
     (COMPLETION, {"mirostat": 2}),
+    (CHAT, {"typ_p": 0.5}),
     (CHAT, {"functions": [FUNCTION]}),
     (CHAT, {"continue_final_message": True}),
     (CHAT, {"lora_request": {"name": "a"}}),
@@ -80,6 +81,7 @@ def test_a_strict_server_refuses_what_nothing_reads(strict_server: Running) -> N
         (CHAT, {"cache_prompt": True}, "cache_prompt"),
         (RESPONSE, {"client_metadata": {}}, "client_metadata"),
         (RESPONSE, {"tools": [{"type": "web_search"}]}, "tools.0"),
+        (RESPONSE, {"tools": [{"type": "custom", "name": "x", "format": LARK}]}, "tools.0.custom.format"),
     ):
         answer = strict_server.post(door, BODIES[door] | fields)
         assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(param)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.api import driver
@@ -23,6 +23,7 @@ from card.server.arrivals import Arrivals
 from card.server.errors import ApiError, as_api_error, shutting_down
 from card.server.limits import Deadline, Gate
 from card.server.logs import JsonFormatter, log_event
+from tests.examples import settings
 from tests.reaching_in import driver_of
 from tests.server.running import PROMPT, Running, run, serving
 from tests.waiting import until

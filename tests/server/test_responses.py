@@ -9,9 +9,18 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage
+from openai.types.responses import (
+    Response,
+    ResponseCustomToolCall,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+)
 
 from card.api.async_llm import AsyncLLM
+from card.server.bodies import fitted
+from card.server.custom_tools import InputText, as_arguments
+from card.server.response_schemas import ResponsesRequest
+from card.server.strict import Ignored
 from card.text.parts.formats import HERMES
 from tests.server.running import PROMPT, Running, Solo, run, serving
 from tests.server.scripted import scripted
@@ -162,6 +171,87 @@ def test_text_before_a_call_is_an_item_of_its_own() -> None:
     asyncio.run(llm.shutdown())
 
 
+PATCH = '*** Begin "Patch" é\U0001f600\n\\+1'
+# What a model may write as the arguments of a custom tool, and the input that its client gets.
+INPUTS: list[tuple[str, str]] = [
+    (as_arguments(PATCH), PATCH),
+    (json.dumps({"input": PATCH}), PATCH),
+    (json.dumps(PATCH), PATCH),
+    (f'{{ "input" : {json.dumps(PATCH)}, "more": 1 }}', PATCH),
+    (r'{"input": "a\q\ud83d!\uZZ"}', "a\\q\ufffd!\\uZZ"),
+    ('{"path": 1, "input": "x"}', "x"),
+    ('{"text": "x"}', '{"text": "x"}'),
+    ('{"input": 3}', '{"input": 3}'),
+    ("*** Begin", "*** Begin"),
+    ("{}", ""),
+    (r'{"input": "cut \u00e', "cut "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), INPUTS)
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_the_input_of_a_custom_tool_comes_out_of_its_arguments_as_they_come(
+    arguments: str, text: str, size: int
+) -> None:
+    reader = InputText()
+    pieces = [reader.push(arguments[start : start + size]) for start in range(0, len(arguments), size)]
+    assert "".join([*pieces, reader.finish()]) == text
+
+
+APPLY: Any = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": {"type": "text"}}
+
+
+def test_a_custom_tool_is_called_with_a_text() -> None:
+    pieces = ["<tool_call>", '\n{"name": "apply_patch", "arguments": {"inp', 'ut": "a\\', 'nb"', "}}\n</tool_call>"]
+    model = scripted({"call": pieces}, "{{ tools }}<tool_call> {{ messages[-1].content }}")
+    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
+    asked: Any = {"model": "", "temperature": 0, "tools": [APPLY, ADD | {"strict": False}], "input": "call"}
+    with serving(llm) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        events = list(client.responses.create(stream=True, **asked))
+        whole = client.responses.create(**asked)
+    asyncio.run(llm.shutdown())
+    told = [event for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert [event.delta for event in told] == ["a", "\nb"]
+    assert kinds(events[2:]) == [
+        name.replace("function_call_arguments", "custom_tool_call_input") for name in CALL_EVENTS
+    ] + ["completed"]
+    for answer in (events[-1].response, whole):  # type: ignore[union-attr]
+        (call,) = answer.output
+        assert isinstance(call, ResponseCustomToolCall)
+        assert (call.name, call.input, call.to_dict()["status"]) == ("apply_patch", "a\nb", "completed")
+        assert answer.tools[0].to_dict() == APPLY
+
+
+def test_custom_tools_and_their_calls_are_functions_of_the_conversation() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
+    body = {
+        "input": [
+            {"role": "user", "content": "Go"},
+            {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": PATCH},
+            {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Done"}]},
+            {"type": "local_shell_call", "call_id": "c2", "action": {"type": "exec", "command": ["ls"], "user": None}},
+            {"type": "function_call_output", "call_id": "c2", "output": "a.py"},
+        ],
+        "tools": [APPLY | {"format": grammar}],
+        "tool_choice": {"type": "custom", "name": "apply_patch"},
+    }
+    ignored = Ignored()
+    chat = fitted(body, ResponsesRequest, ignored).as_chat()
+    assert ignored.names == ["tools.format"], "the model is told the grammar, and not held to it"
+    calls = [call.function for message in chat.messages for call in message.tool_calls]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+        ("apply_patch", {"input": PATCH}),
+        ("local_shell", {"command": ["ls"]}),
+    ]
+    assert [(one.tool_call_id, one.content) for one in chat.messages if one.role == "tool"] == [
+        ("c1", "Done"),
+        ("c2", "a.py"),
+    ]
+    parameters = chat.tools[0].function.parameters or {}
+    assert 'start: "x"' in parameters["properties"]["input"]["description"]
+    assert not isinstance(chat.tool_choice, str) and chat.tool_choice.function.name == "apply_patch"
+
+
 def test_a_text_may_be_held_to_a_schema(client: openai.OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
     answer = client.responses.create(input=PROMPT, text=form, max_output_tokens=60, **GREEDY)
@@ -218,6 +308,8 @@ def test_fields_that_ask_for_nothing_change_nothing(client: openai.OpenAI, solo:
         ({"input": "a", "background": 0}, "background"),
         ({"input": "a", "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"input": "a", "tool_choice": "required"}, None),
+        ({"input": "a", "tools": [{"type": "custom", "name": "a b"}]}, "tools.0.custom.name"),
+        ({"input": "a", "tools": [APPLY | {"format": {"type": "grammar"}}]}, "tools.0.custom.format"),
         ({"input": "a", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "a", "n": 2}, "n"),

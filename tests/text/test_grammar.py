@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer
@@ -29,6 +29,7 @@ from card.text.matcher import MatcherState, first_line
 from card.text.tokenizer import Tokenizer
 from card.theirs.transformers.loading import load_model
 from card.tree.masks import GrammarState
+from tests.examples import settings
 from tests.pair import Pair, own_tokenizer
 from tests.reaching_in import finish, matcher_of
 from tests.shaping import permits

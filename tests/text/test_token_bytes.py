@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
@@ -12,6 +12,7 @@ from card.models.demo import demo_folder
 from card.models.loading import load_tokenizer
 from card.text.token_bytes import TokenBytes, token_bytes
 from card.text.tokenizer import Tokenizer
+from tests.examples import settings
 
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _BLANK = pre_tokenizers.ByteLevel().pre_tokenize_str(" ")[0][0][0]

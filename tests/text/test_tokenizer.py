@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
@@ -33,6 +33,7 @@ from card.text.given_tokenizer import SlowTokenizer, as_tokenizer
 from card.text.tokenizer import Tokenizer
 from card.text.tokenizer_classes import AS_IT_IS, CLASSES, MISDECLARED, REGISTERED
 from card.text.tokenizer_files import read_tokenizer
+from tests.examples import settings
 from tests.pair import make_tokenizer
 from tests.same_tokenizer import CONVERSATIONS, check_chats, check_facts, check_ids, check_text
 from tests.tokenizer_kinds import KINDS

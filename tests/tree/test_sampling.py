@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from card.config import SamplingParams, SamplingRule
@@ -21,6 +21,7 @@ from card.theirs.cuda.recorded_filters import filter_on_device
 from card.tree.filters import filter_logits
 from card.tree.logits import FloatArray, softmax
 from card.tree.sampling import Sampler
+from tests.examples import settings
 from tests.sampling_laws import GREEDY, PLAIN, batches, clear_law, rules, slow_law
 
 # ---- choice ---------------------------------------------------------------------------------------------------------

@@ -125,8 +125,10 @@ class Front:
         self._is_closed = True
         _ring(self._bell)
         self._thread.join()
-        for connection in (*self._connections, *self._arrived):
+        known = {*self._connections, *self._arrived}  # new ones are in both, and those that left at once in the latter
+        for connection in tuple(self._connections):
             self._drop(connection, "")
+        for connection in known:
             connection.messages.close()
         for end in (self._listener, self._ear, self._bell, self._server_ear, self._server_bell):
             end.close()

@@ -1,4 +1,4 @@
-"""Forms of answers: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`."""
+"""Forms of answers: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, llama.cpp's `grammar`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import Field, WithJsonSchema, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from card.config import Grammar
 from card.server.strict import Strict
@@ -116,6 +116,11 @@ class StructuredOutputs(Strict):
         return Grammar("json_object")
 
 
+def _or_none(value: object) -> object:
+    """Read an empty grammar, which llama.cpp's clients send, as none."""
+    return value or None
+
+
 class GuidedFields(Strict):
     """The fields of a request that fix the form of its answer; at most one may be given."""
 
@@ -125,8 +130,10 @@ class GuidedFields(Strict):
     guided_regex: _Source = None
     guided_choice: _Choices = None
     guided_grammar: _Source = None
+    grammar_: Annotated[_Source, BeforeValidator(_or_none)] = Field(None, alias="grammar")  # llama.cpp's
+    json_schema: _JsonSchema = Field(None, description="of the answer, as llama.cpp names it")
 
-    _check_json = field_validator("guided_json")(_as_schema)
+    _check_json = field_validator("guided_json", "json_schema")(_as_schema)
 
     @model_validator(mode="after")
     def _one_form(self) -> GuidedFields:
@@ -144,16 +151,23 @@ class GuidedFields(Strict):
         """Return the grammar of the answer; None for any text. Raises: ApiError 400."""
         if self.structured_outputs is not None:
             return self.structured_outputs.as_grammar()
-        olds = {name.removeprefix("guided_"): getattr(self, name) for name in self._guides() if name in _OLD_NAMES}
-        if olds:
-            return StructuredOutputs.model_validate(olds).as_grammar()
+        others = {_OTHER_NAMES[name]: self._given(name) for name in self._guides() if name in _OTHER_NAMES}
+        if others:
+            return StructuredOutputs.model_validate(others).as_grammar()
         return self.response_format.grammar() if self.response_format is not None else None
 
     def _guides(self) -> Sequence[str]:
-        names = [name for name in (*_OLD_NAMES, "structured_outputs") if getattr(self, name) is not None]
+        names = [name for name in (*_OTHER_NAMES, "structured_outputs") if self._given(name) is not None]
         if self.response_format is not None and self.response_format.type != "text":
             names.append("response_format")
         return names
 
+    def _given(self, name: str) -> Any:
+        return self.grammar_ if name == "grammar" else getattr(self, name)  # a method has that name
 
-_OLD_NAMES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+_OTHER_NAMES = {  # and those of `StructuredOutputs`
+    **{f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")},
+    "grammar": "grammar",
+    "json_schema": "json",
+}

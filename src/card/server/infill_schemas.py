@@ -31,8 +31,6 @@ class InfillRequest(SamplingFields):
 
     changing: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **CommonFields.changing,
-        "grammar": ("",),
-        "json_schema": (),
         "repeat_penalty": (1,),
     }
     spelling: ClassVar[Mapping[str, str]] = {"max_tokens": "n_predict", "prompt": "input_prefix"}

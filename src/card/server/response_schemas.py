@@ -8,10 +8,25 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.server.bodies import fitted
+from card.server.custom_tools import CustomTool
+from card.server.response_items import (
+    OF_OTHER_SERVERS,
+    CustomCallItem,
+    FunctionCallItem,
+    FunctionOutputItem,
+    InputItem,
+    InputMessage,
+    LocalShellCallItem,
+    ReasoningItem,
+    content_of,
+    joined,
+    kind_of,
+    or_text,
+)
 from card.server.sampling_fields import names_at
 from card.server.schemas import MAX_MESSAGES, ChatRequest, CommonFields, Effort, TemplateKwargs
 from card.server.strict import Ignored, NotDone, Strict, takes
-from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
+from card.server.tool_schemas import MAX_TOOLS, FunctionDefinition
 
 _AS_IN_CHAT = set(names_at("responses")) | {
     "model",
@@ -24,176 +39,22 @@ _AS_IN_CHAT = set(names_at("responses")) | {
 }
 
 
-def _refuse_other_types(kinds: tuple[str, ...]) -> Any:
-    """Return a validator that refuses other types first: their fields would give misleading errors."""
-
-    def check(value: object) -> object:
-        if isinstance(value, dict) and value.get("type") not in kinds:
-            raise ValueError(f"only type {' or '.join(kinds)} is supported, got {str(value.get('type'))[:40]!r}")
-        return value
-
-    return check
-
-
-def _kind(item: object) -> str:
-    kind = item.get("type") or "message" if isinstance(item, dict) else getattr(item, "type", "")
-    return str(kind)
-
-
-class TextPart(Strict):
-    """A piece of text in a message or in a function's result."""
-
-    _check_type = model_validator(mode="before")(_refuse_other_types(("input_text", "output_text", "text")))
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: list[Any] = Field(default_factory=list)
-    logprobs: list[Any] = Field(default_factory=list)
-
-
-class RefusalPart(Strict):
-    """A model's refusal."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        """The refusal, as text of the assistant."""
-        return self.refusal
-
-
-class ImagePart(Strict):
-    """An image in a message of the user."""
-
-    type: Literal["input_image"]
-    image_url: str  # a data URL, as in chat completions
-    detail: Literal["auto", "low", "high", "original"] = "auto"  # ignored here
-    file_id: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
-
-    @field_validator("file_id")
-    @classmethod
-    def _no_file_is_stored(cls, value: str | None) -> None:
-        if value is not None:
-            raise ValueError("this server stores no files; send the image as a data URL")
-
-
-def _part_kind(part: object) -> str:
-    kind = _kind(part)
-    return "text" if kind in ("input_text", "output_text") else kind
-
-
-ContentPart = Annotated[
-    Annotated[TextPart, Tag("text")]
-    | Annotated[RefusalPart, Tag("refusal")]
-    | Annotated[ImagePart, Tag("input_image")],
-    Discriminator(
-        _part_kind,
-        custom_error_type="part_type",
-        custom_error_message="parts must be of type input_text, output_text, text, refusal or input_image",
-    ),
-]
-
-
-def _joined(parts: Sequence[TextPart | RefusalPart]) -> str:
-    return "\n".join(part.text for part in parts)
-
-
-def _content(parts: Sequence[TextPart | RefusalPart | ImagePart]) -> str | list[dict[str, Any]]:
-    """Return these parts in the shape of a chat completion."""
-    texts = [part for part in parts if not isinstance(part, ImagePart)]
-    if len(texts) == len(parts):
-        return _joined(texts)
-    return [
-        {"type": "image_url", "image_url": {"url": part.image_url}}
-        if isinstance(part, ImagePart)
-        else {"type": "text", "text": part.text}
-        for part in parts
-    ]
-
-
-def _as_parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-def _or_text(schema: dict[str, Any]) -> None:
-    """Let a field's schema accept a string."""
-    listed = {name: schema.pop(name) for name in ("type", "items", "minItems", "maxItems") if name in schema}
-    schema["anyOf"] = [{"type": "string"}, listed]
-
-
-class InputMessage(Strict):
-    """One turn of a conversation."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: list[ContentPart] = Field(fail_fast=True, json_schema_extra=_or_text)
-    id: str = ""
-    status: Literal["in_progress", "completed", "incomplete"] = "completed"
-    phase: Literal["commentary", "final_answer"] | None = None
-
-    _take_text = field_validator("content", mode="before")(_as_parts)
-
-
-class FunctionCallItem(Strict):
-    """A call that the model made."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: Annotated[str, WithJsonSchema(ARGUMENTS_SCHEMA)]
-    id: str = ""
-    status: Literal["in_progress", "completed", "incomplete"] = "completed"
-
-
-class FunctionOutputItem(Strict):
-    """Result of a function."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: list[TextPart] = Field(fail_fast=True, json_schema_extra=_or_text)
-    id: str = ""
-    status: Literal["in_progress", "completed", "incomplete"] = "completed"
-
-    _take_text = field_validator("output", mode="before")(_as_parts)
-
-
-class ReasoningItem(Strict):
-    """Thoughts of the model before its answer or its calls; the chat template decides whether it reads them."""
-
-    type: Literal["reasoning"]
-    id: str = ""
-    summary: list[Any] = Field(default_factory=list)
-    content: list[Any] = Field(default_factory=list)
-    encrypted_content: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] = "completed"
-
-    @property
-    def text(self) -> str:
-        """The thoughts, as far as they are there as text."""
-        parts = [part.get("text") for part in self.content if isinstance(part, dict)]
-        return "".join(part for part in parts if isinstance(part, str))
-
-
-InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")],
-    Discriminator(
-        _kind,
-        custom_error_type="item_type",
-        custom_error_message="items must be of type message, reasoning, function_call or function_call_output",
-    ),
-]
-
-
 class FunctionTool(FunctionDefinition):
-    """A function that the model may call; other tools are not supported."""
-
-    _check_type = model_validator(mode="before")(_refuse_other_types(("function",)))
+    """A function that the model may call."""
 
     type: Literal["function"]
+
+    def as_function(self) -> dict[str, Any]:
+        """Return the function as chat completions have it."""
+        return self.model_dump(exclude={"type"}, exclude_none=True)
+
+
+OfferedTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
+    Discriminator(
+        kind_of, custom_error_type="tool_type", custom_error_message="only type function or custom is supported"
+    ),
+]
 
 
 class TextFormat(Strict):
@@ -233,10 +94,18 @@ class ResponseStreamOptions(Strict):
 
 
 class NamedChoice(Strict):
-    """The function that must be called."""
+    """The function or custom tool that must be called."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
+
+
+def _without(values: list[Any], left_out: Sequence[bool], field: str, ignored: Ignored) -> list[Any]:
+    """Return values without some, whose types are noted as left aside."""
+    for value, is_left_out in zip(values, left_out, strict=True):
+        if is_left_out:
+            ignored.note(f"{field}.{value['type']}")
+    return [value for value, is_left_out in zip(values, left_out, strict=True) if not is_left_out]
 
 
 class ResponsesRequest(CommonFields):
@@ -248,11 +117,11 @@ class ResponsesRequest(CommonFields):
         **dict.fromkeys(("grammar", "response_format"), "text.format"),
     }
 
-    input: list[InputItem] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True, json_schema_extra=_or_text)
+    input: list[InputItem] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True, json_schema_extra=or_text)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     text: TextOptions = Field(default_factory=TextOptions)
-    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[OfferedTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedChoice,
         takes('"none", "auto", "required" or {"type": "function", "name": ...}'),
@@ -269,20 +138,27 @@ class ResponsesRequest(CommonFields):
 
     @field_validator("tools", mode="before")
     @classmethod
-    def _functions_alone(cls, value: object, info: ValidationInfo) -> object:
+    def _own_tools_alone(cls, value: object, info: ValidationInfo) -> object:
         """Leave out tools that run on somebody else's server, as unknown fields are."""
         if not (isinstance(value, list) and isinstance(info.context, Ignored)):
             return value
         kinds = [one.get("type") if isinstance(one, dict) else None for one in value]
-        for kind in kinds:
-            if isinstance(kind, str) and kind != "function":
-                info.context.note(f"tools.{kind}")
-        return [one for one, kind in zip(value, kinds, strict=True) if kind == "function" or not isinstance(kind, str)]
+        left_out = [isinstance(kind, str) and kind not in ("function", "custom") for kind in kinds]
+        return _without(value, left_out, "tools", info.context)
 
     @field_validator("input", mode="before")
     @classmethod
     def _one_text_is_a_message(cls, value: object) -> object:
         return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _own_items_alone(cls, value: object, info: ValidationInfo) -> object:
+        """Leave out what tools on somebody else's server did."""
+        if not (isinstance(value, list) and isinstance(info.context, Ignored)):
+            return value
+        left_out = [isinstance(one, dict) and str(one.get("type")) in OF_OTHER_SERVERS for one in value]
+        return _without(value, left_out, "input", info.context)
 
     @field_validator("previous_response_id")
     @classmethod
@@ -296,10 +172,7 @@ class ResponsesRequest(CommonFields):
         content["max_completion_tokens"] = self.max_output_tokens
         content["reasoning_effort"] = self.reasoning.effort
         content["messages"] = self._messages()
-        content["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-            for tool in self.tools
-        ]
+        content["tools"] = [{"type": "function", "function": tool.as_function()} for tool in self.tools]
         content["tool_choice"] = self.tool_choice
         if isinstance(self.tool_choice, NamedChoice):
             content["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
@@ -323,11 +196,11 @@ class ResponsesRequest(CommonFields):
                     thoughts += item.text
                     continue
                 case InputMessage():
-                    messages.append({"role": item.role, "content": _content(item.content)})
+                    messages.append({"role": item.role, "content": content_of(item.content)})
                 case FunctionOutputItem():
-                    result = {"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)}
+                    result = {"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)}
                     messages.append(result)
-                case FunctionCallItem():
+                case FunctionCallItem() | CustomCallItem() | LocalShellCallItem():
                     if not messages or messages[-1]["role"] != "assistant":
                         messages.append({"role": "assistant", "content": ""})
                     function = {"name": item.name, "arguments": item.arguments}

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: text and function calls in the shape of OpenAI's Responses API. Nothing is stored."""
+"""`POST /v1/responses`: text and calls in the shape of OpenAI's Responses API. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from card.errors import CardError
 from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
 from card.server.chat import start_chat
+from card.server.custom_tools import CustomTool, InputText
 from card.server.errors import as_api_error
 from card.server.generation import Generation
-from card.server.response_schemas import ResponsesRequest
+from card.server.response_schemas import FunctionTool, ResponsesRequest
 from card.server.service import Service
 from card.server.streaming import EventStream
 from card.server.tools.support import ToolPlan
@@ -69,7 +70,8 @@ class _Answer:
         self._created_at = int(time.time())
         self._status: Any = "in_progress"
         self._num_events = 0
-        self.items = _OutputItems(plan)
+        custom = frozenset(tool.name for tool in fields.tools if isinstance(tool, CustomTool))
+        self.items = _OutputItems(plan, custom)
 
     def finish(self, reason: str) -> Events:
         """End the output; return the last events but one."""
@@ -91,7 +93,7 @@ class _Answer:
             "output": self.items.items if is_over else [],
             "reasoning": {"effort": fields.reasoning.effort, "summary": None},
             "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
-            "tools": [{**tool.model_dump(), "strict": bool(tool.strict)} for tool in fields.tools],
+            "tools": [_echoed(tool) for tool in fields.tools],
             "usage": self._usage() if is_over else None,
             "user": fields.user or None,
             **(self._generation.metrics() if is_over else {}),
@@ -133,11 +135,23 @@ class _Answer:
         }
 
 
-class _OutputItems:
-    """Turns an answer's pieces into items (reasoning, messages, function calls), and reports their growth."""
+def _echoed(tool: FunctionTool | CustomTool) -> dict[str, Any]:
+    if isinstance(tool, CustomTool):
+        return tool.model_dump(exclude_none=True)
+    return {**tool.model_dump(), "strict": bool(tool.strict)}
 
-    def __init__(self, plan: ToolPlan) -> None:
-        self._plan = plan
+
+class _OutputItems:
+    """Turns an answer's pieces into items (reasoning, messages, calls), and reports their growth."""
+
+    def __init__(self, plan: ToolPlan, custom: frozenset[str]) -> None:
+        """Begin with none.
+
+        Args:
+            custom: names of custom tools, whose calls have a text as their input.
+        """
+        self._plan, self._custom = plan, custom
+        self._input = InputText()  # of the last call, if it is one of a custom tool
         self.items: list[dict[str, Any]] = []
         self._is_open = False  # the last item may still grow
 
@@ -164,12 +178,28 @@ class _OutputItems:
                     events.append(self._told("reasoning_text.delta", delta=text))
                 case CallBegun(_, name):
                     events += self._end("completed")
-                    call = {"call_id": self._plan.new_call_id(), "name": name, "arguments": ""}
-                    events.append(self._begin("fc", "function_call", call))
+                    events.append(self._begin_call(name))
                 case CallArguments(_, text):
-                    self.items[-1]["arguments"] += text
-                    events.append(self._told("function_call_arguments.delta", delta=text))
+                    events += self._add_arguments(text)
         return events
+
+    def _begin_call(self, name: str) -> dict[str, Any]:
+        call = {"call_id": self._plan.new_call_id(), "name": name}
+        if name not in self._custom:
+            return self._begin("fc", "function_call", {**call, "arguments": ""})
+        self._input = InputText()
+        return self._begin("ctc", "custom_tool_call", {**call, "input": ""})
+
+    def _add_arguments(self, text: str) -> Events:
+        item = self.items[-1]
+        if item["type"] == "function_call":
+            item["arguments"] += text
+            return [self._told("function_call_arguments.delta", delta=text)]
+        return self._add_input(self._input.push(text))
+
+    def _add_input(self, text: str) -> Events:
+        self.items[-1]["input"] += text
+        return [self._told("custom_tool_call_input.delta", delta=text)] if text else []
 
     def _begin_message(self) -> Events:
         added = self._begin("msg", "message", {"role": "assistant", "content": []})
@@ -186,6 +216,10 @@ class _OutputItems:
         if not self._is_open:
             return []
         item, self._is_open = self.items[-1], False
+        if item["type"] == "custom_tool_call":
+            rest = self._add_input(self._input.finish())
+            item["status"] = status
+            return [*rest, self._told("custom_tool_call_input.done", input=item["input"]), self._told_of_item("done")]
         item["status"] = status
         if item["type"] == "function_call":
             done = self._told("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
@@ -199,7 +233,7 @@ class _OutputItems:
     def _told(self, kind: str, **told: Any) -> dict[str, Any]:
         item = self.items[-1]
         place = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        if item["type"] != "function_call":
+        if not item["type"].endswith("_call"):
             place["content_index"] = 0
         return {"type": f"response.{kind}", **place, **told}
 

@@ -109,6 +109,7 @@ _CHANGES_TEXT: Mapping[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "truncate_prompt_tokens": (),
+    "typ_p": (1,),
     "typical_p": (1,),
     "use_beam_search": (False,),
     "xtc_probability": (0,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.assembly.latency.timing import measure_pass_cost, single_pass_takes
@@ -15,6 +15,7 @@ from card.machine.expert_cost import ExpertUse
 from card.machine.pass_cost import PassCost
 from card.models.protocol import Extension
 from tests.assembly.latency.timed_model import TimedModel
+from tests.examples import settings
 from tests.routed import RoutedTable
 
 

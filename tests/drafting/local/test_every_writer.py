@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.drafting.local import find_writer
 from card.drafting.local.lookup import LookupWriter
 from card.drafting.local.suffix import SuffixWriter
+from tests.examples import settings
 from tests.local_observing import plain, play_shaken, random_target, ranked_tokens
 from tests.local_writing import WRITERS, play
 

@@ -7,13 +7,14 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from card.engine.policy.acceptance import FIRST_AGREEMENT, TEXT_KEPT, Acceptance, Chances
 from card.engine.request import Verified
 from card.tree.nodes import NO_NODES, Nodes
+from tests.examples import settings
 
 probs = st.floats(1e-4, 1.0)
 depths = st.integers(1, 20)

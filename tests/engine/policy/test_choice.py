@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.engine.policy.choice import (
@@ -20,6 +20,7 @@ from card.engine.policy.choice import (
 )
 from card.machine.pass_cost import PassCost
 from card.tree.nodes import NO_NODES, ROOT, Nodes
+from tests.examples import settings
 
 Offers = list[list[float]]
 Seconds = Callable[[int], float]

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import Schedule
 from card.engine.policy.modes import MOST_TRIAL_ROUNDS, REVIEW_ROUNDS, TRIAL_SHARE, Modes
+from tests.examples import settings
 
 ALL: frozenset[Schedule] = frozenset({"beside", "turns", "off"})
 LAYERS = 4  # of a turn

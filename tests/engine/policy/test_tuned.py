@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams, Schedule
@@ -28,6 +28,7 @@ from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.tree.nodes import NO_NODES, Nodes
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.examples import settings
 from tests.reaching_in import force_schedule
 from tests.unreliable_link import Faults
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
@@ -18,6 +18,7 @@ from tests.decoding import assert_plain_in_turns, assert_plain_under_any_order, 
 from tests.drafting.test_drafter import Clock
 from tests.drafts import assert_rows_fit_the_tree, draft_spec
 from tests.engine.test_exactness import agreements, faults, sampling, shapes
+from tests.examples import settings
 from tests.toy import TableModel
 
 TEXT = [3, 1, 4, 1, 5]

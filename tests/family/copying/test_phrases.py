@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
@@ -16,6 +16,7 @@ from card.engine.offers import Offers
 from card.family.copying.guesses import NgramPool
 from card.family.copying.phrases import PhraseSequence, PhraseWriter
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
+from tests.examples import settings
 from tests.local_observing import paths_of, plain, random_target, run, scores_of, shaken, tree
 from tests.local_writing import Target, hung, play
 

@@ -8,13 +8,14 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import Observation
 from card.family.copying.recycling import RecyclingSequence, RecyclingWriter
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
+from tests.examples import settings
 from tests.local_observing import plain, random_target, ranked_tokens, run, scores_of, shaken
 from tests.local_writing import play
 

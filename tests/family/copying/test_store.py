@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from card.api.llm import LLM
@@ -30,6 +29,7 @@ from card.errors import SettingsError
 from card.family.copying.store import ContextIndex, StoreWriter
 from card.family.copying.text_database import Tokens
 from card.text.fit import tokenizer_fingerprint
+from tests.examples import settings as hypothesis_settings
 from tests.family.copying.storing import VOCAB_SIZE, opened, put_out, store_texts, store_texts_forever
 from tests.local_writing import assert_well_formed, play
 from tests.pair import Pair

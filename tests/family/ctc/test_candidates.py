@@ -7,11 +7,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.family.ctc.candidates import ctc_tree, slot_tree
 from card.tree.nodes import ROOT, Nodes
+from tests.examples import settings
 
 BLANK = -1
 

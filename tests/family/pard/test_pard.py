@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from card.family.pard.teacher import Teacher
 from card.family.pard.train_pard import PardTrainSettings, TrainedDrafter, added_to, loss_of, shown_in_step, train_pard
 from card.models.loading import load_decoder
 from card.models.parallel_draft import FILE, STATES_FILE, ParallelDraft, parallel_draft_of, wants_states
+from tests.examples import settings
 from tests.pair import Pair
 from tests.tiny import tiny_llama
 from tests.trainings import stopping

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -53,6 +53,7 @@ from tests.decoding import (
 from tests.drafting.test_drafter import TEXT, Clock, Replica, correction, layers_of, specs, tokens_to_commit, toy, turns
 from tests.drafts import draft_spec
 from tests.engine.test_exactness import agreements, faults, sampling, shapes
+from tests.examples import settings
 from tests.pair import Pair
 from tests.tiny import tiny_llama
 from tests.toy import TableModel

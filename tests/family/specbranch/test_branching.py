@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config.registry import find_method
@@ -13,6 +13,7 @@ from card.engine.target import TargetWorker
 from tests.assembly.test_plan import OF_ROUNDS, length_of
 from tests.decoding import fake, make_request, plain, run_all, toy_draft, toy_target
 from tests.engine.test_methods import agreements, faults, sampling, shapes
+from tests.examples import settings
 from tests.watching import Notes, watched
 
 

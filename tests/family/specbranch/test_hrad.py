@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -52,6 +52,7 @@ from card.text.prompts import encode_chat
 from card.theirs.transformers.arrays import as_array, as_tensor
 from card.theirs.transformers.loading import load_model
 from card.tree.sampling import CHOICE_SHARPNESS
+from tests.examples import settings
 from tests.hidden_states import CHAIN, VOCAB_SIZE, assert_same, chain, make_model, make_runner, own_features
 
 NUM_LAYERS = 3

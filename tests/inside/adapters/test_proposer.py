@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from card.inside.adapters.proposer import ChainProposer
 from card.inside.adapters.tracking import Followed, RowTracker
 from card.tree.nodes import NewNodes, Nodes
 from tests.decoding import drafter_for, toy_draft, toy_target
+from tests.examples import settings
 from tests.inside.adapters.drafters import VOCAB_SIZE, DirectLink, decode_all, greedy_of, plain, toy_proposer
 from tests.inside.adapters.engine import FakeEngine, Turmoil
 from tests.toy import TableModel

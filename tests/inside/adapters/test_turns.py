@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.drafting.drafter import DrafterWorker
@@ -19,6 +19,7 @@ from card.inside.adapters.setup import make_proposer
 from card.links.in_process import InlineLink
 from card.machine.threads import integer_pass_threads
 from tests.decoding import drafter_for, toy_draft, toy_target
+from tests.examples import settings
 from tests.inside.adapters.drafters import VOCAB_SIZE, decode_all, greedy_of, plain, toy_proposer
 from tests.inside.adapters.engine import FakeEngine, Turmoil
 from tests.pair import Pair

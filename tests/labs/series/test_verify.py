@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from card.errors import SettingsError
 from card.labs.series.laws import Gaussian, Law
 from card.labs.series.verify import MODES, AcceptanceRule, ChainVerdict, density_ratio, find_rule, residual
+from tests.examples import settings
 from tests.labs.series.laws import Categorical, excess, normal_excess
 
 MANY = 20_000  # chains verified side by side

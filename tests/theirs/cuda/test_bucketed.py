@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralForCausalLM
 
@@ -22,6 +22,7 @@ from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
 from card.theirs.cuda.joined import as_shared
 from card.theirs.cuda.static_cache import SMALLEST_SPAN, TOKEN_BUCKETS
+from tests.examples import settings
 from tests.static import (
     MAX_MODEL_LEN,
     VOCAB_SIZE,

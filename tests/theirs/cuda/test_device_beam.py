@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
@@ -27,6 +27,7 @@ from card.theirs.cuda.device_step import BeamStep, DraftStepResult
 from card.tree.nodes import NewNodes
 from tests.decoding import decode, plain
 from tests.drafts import draft_spec
+from tests.examples import settings
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, lane_of, operations_of, ordinary, synchronising
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]

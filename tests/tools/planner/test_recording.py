@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import SamplingParams, SamplingRule
@@ -14,6 +14,7 @@ from card.models.candidate_scorer import CandidateScorer
 from card.tools.planner.recorder import record_texts
 from card.tools.planner.recording import Recording, TargetText, load_recording, rows_of, save_recording
 from card.tools.planner.synthetic import make_synthetic
+from tests.examples import settings
 from tests.tools.planner.making import toy_models, toy_recording
 
 

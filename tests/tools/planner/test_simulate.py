@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import SamplingParams
@@ -18,6 +18,7 @@ from card.tools.planner.scene import Scene, Setups, build_stage, make_request, p
 from card.tools.planner.simulate import Simulator
 from card.tools.planner.synthetic import make_synthetic
 from tests.decoding import decode, inline
+from tests.examples import settings
 from tests.tools.planner.making import NO_OVERHEADS, flat, toy_models, toy_recording, toy_scene
 from tests.tools.planner.sharing import run_shared
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from card.drafting.beam import BeamWriter
@@ -11,6 +11,7 @@ from card.tools.planner.replay import PassSize, ReplayedModel
 from card.tools.planner.replayed_texts import ReplayedTexts
 from card.tools.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink
 from tests.drafts import draft_spec
+from tests.examples import settings
 from tests.tools.planner.making import toy_recording
 from tests.tools.planner.sharing import Seat, SharedDrafter, SharedWorld
 
