@@ -163,3 +163,13 @@ _DIALECT = re.compile(
 def test_pieces_of_software_are_called_by_their_names() -> None:
     found = [f"{name}: {word[0]}" for name, source in SOURCES.items() for word in _DIALECT.finditer(source)]
     assert found == []
+
+
+# "If it is none" makes a reader look for what "none" refers to; "there is none" does not.
+_RIDDLES = re.compile(r"(?<!there )\b(?:is|are|was|were) none\b|\bso-manieth\b|\bIts config\b|\bwhat those \w+ of\b")
+
+
+def test_no_sentence_is_a_riddle() -> None:
+    found = [f"{name}: {words[0]}" for name, source in SOURCES.items() for words in _RIDDLES.finditer(source)]
+    assert found == []
+    assert _RIDDLES.search("Raises: ModelError if it is none.") and not _RIDDLES.search("None if there is none.")

@@ -174,6 +174,6 @@ class Host:
         return params.max_tokens or self.sampling_defaults.get("max_tokens")
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt. Raises: PromptError if it is none; WorkerError in a forked child."""
+        """Return the token ids of a prompt. Raises: PromptError for anything else; WorkerError in a forked child."""
         self.home.check()
         return self._prompts.encode(prompt)

@@ -75,7 +75,7 @@ def choose_draft(asked: Asked, facts: Facts) -> Choice:
 
 
 def _state_drafter_named(asked: Asked, facts: Facts) -> str | None:
-    """Return the model in whose files the draft model lies as a block or a head; None if it is none."""
+    """Return the model in whose files the draft model lies as a block or a head; None if it stands alone."""
     if asked.draft_name is None:
         return None
     if asked.draft_name == OWN_BLOCK:

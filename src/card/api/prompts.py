@@ -106,7 +106,7 @@ def with_variables(
 ) -> Messages:
     """Return a conversation with the tools that the model may call, and other variables of its chat template.
 
-    Raises: PromptError for tools or variables that are none, or beside a prompt that is no conversation.
+    Raises: PromptError for tools or variables of another shape, or beside a prompt that is no conversation.
     """
     if tools is None and template_kwargs is None:
         return messages

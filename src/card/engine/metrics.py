@@ -68,7 +68,7 @@ class RequestStats(DrafterHealth):
 
     @classmethod
     def joined(cls, several: Iterable[RequestStats]) -> RequestStats:
-        """Return the counters of several requests added up; texts are those of the last one, the seed is none."""
+        """Return the counters of several requests added up; texts are those of the last one, without a seed."""
         total = cls()
         for one in several:
             for name in (each.name for each in fields(cls)):

@@ -30,9 +30,9 @@ def dtype_name(dtype: object) -> str:
 
 
 def has_nan(numbers: Array) -> bool:
-    """Return whether one of some numbers is none.
+    """Return whether an array holds NaN.
 
-    The bits of such are beyond those of infinity, and whole numbers are compared without a copy.
+    The bits of NaN are beyond those of infinity, and whole numbers are compared without a copy.
     """
     if numbers.dtype.kind in "iub" or not numbers.size:
         return False

@@ -68,7 +68,7 @@ class ExpertUse:
         num_left = self._num_experts - num_read
         if num_rows < 2 or num_left < 1 or not self._left_by_first:
             return
-        exponent = math.log(self._left_by_first / min(num_left, self._left_by_first - 0.5))  # half an expert is none
+        exponent = math.log(self._left_by_first / min(num_left, self._left_by_first - 0.5))  # half an expert is 0
         x, y = math.log(num_rows - 1), math.log(exponent)
         terms = (1.0, x, y, x * x, x * y)
         self._sums = tuple(self._kept * old + new for old, new in zip(self._sums, terms, strict=True))

@@ -88,7 +88,7 @@ def end_token_ids(model: LoadedModel, tokenizer: Tokenizer | None = None) -> fro
     They are those of the generation config alone, as in transformers' ``generate``; if it states none, those of the
     config; if there are none either, that of the tokenizer. The token that closes an answer in the tokenizer's chat
     template is one of them too: some makers forget it, and their chats would not end. One that only closes a part of an
-    answer is none.
+    answer does not.
     """
     stated = [
         getattr(model.generation_config, "eos_token_id", None),

@@ -27,7 +27,7 @@ def inner_name(name: str) -> str | None:
 
 
 def inner_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what config.json would have if its text model stood alone; itself if that is none with an own pass."""
+    """Return what config.json would have if its text model stood alone; itself if the text model has no own pass."""
     inner = raw.get(_INNER)
     entries = [entry for entry in all_architectures() if entry.outer_type == raw.get("model_type")] if inner else []
     if not entries or not isinstance(inner, Mapping):

@@ -37,7 +37,7 @@ def check_kinds(config: Any) -> None:
 
 
 def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
-    """Return the sliding window of each layer; None where it is none or so long that it never matters.
+    """Return the sliding window of each layer; None where a layer has no window, or one so long that it never matters.
 
     Raises: ModelError if a layer is of a kind that CARD does not know.
     """

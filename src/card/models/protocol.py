@@ -129,7 +129,7 @@ class Divisible(LanguageModel, Protocol):
     """A model whose rows can be taken out and put back in parts, bit for bit."""
 
     def read_part(self, slot: int, first: int, end: int) -> Array:
-        """Return a copy of some rows of a chain. Raises: ModelError if they are none.
+        """Return a copy of some rows of a chain. Raises: ModelError if they are not a chain.
 
         Another thread than that of the passes may call this; it then reads anything of rows that change meanwhile.
         """

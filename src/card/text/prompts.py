@@ -85,7 +85,7 @@ def split_images(messages: Messages) -> tuple[Messages, list[object]]:
     Args:
         messages: contents are texts or lists of parts: {"type": "text", "text": ...}, {"type": "image_url",
             "image_url": {"url": ...}} or {"type": "image", "image": ...}.
-    Raises: PromptError for other parts, and for a text that is none.
+    Raises: PromptError for other parts, and for a text that is not a string.
     """
     _check_messages(messages)
     sources: list[object] = []

@@ -62,7 +62,7 @@ def _is_given(param: click.Parameter, context: click.Context) -> bool:
 
 
 def _refuse_odd_numbers(param: click.Parameter, context: click.Context) -> None:
-    """Raise BadParameter for a number that is none, or that no other program could hold."""
+    """Raise BadParameter for NaN, and for a number that no other program could hold."""
     value = context.params.get(param.name or "")
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, float) and math.isnan(number):

@@ -155,7 +155,7 @@ def start_drafter_child(method: str | None, draft: str | None, options: Mapping[
 
 
 def _asks_for_a_process(method: str, options: Mapping[str, Any]) -> bool:
-    """Return whether the drafter is surely a process, before any measurement; a drafter in turns is none."""
+    """Return whether the drafter is surely a process, before any measurement; a drafter in turns is not."""
     chosen = find_method(method)
     is_beside = not chosen.is_tuned or options.get("schedule") == "beside" or options.get("policy") == "fixed"
     placement = options.get("placement") or (None if chosen.is_tuned else chosen.placement)

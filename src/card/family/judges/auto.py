@@ -49,7 +49,7 @@ class PairFacts:
 
 
 class AutoJudge:
-    """Tolerate a mismatch whose probability of being important is below the knob; with 0 that is none."""
+    """Tolerate a mismatch whose probability of being important is below the knob; with 0 no mismatch is."""
 
     def __init__(self, weights: Floats, bias: float, *, usual: float, pair: PairFacts, knob: float | None) -> None:
         """Make the judge from its regression.

@@ -29,7 +29,7 @@ from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group
 from card.kernels.jit.vectors import FLOATS, GROUP, INTS, LANES, fetch, fma_of, moved, read, repeated, splat, write
 
 _FEW = 3  # rows for which lanes are repeated in registers: they have too little else to do until memory answers
-_AHEAD = 4096  # bytes of weights on their way from memory: their order in a group is none that memory foresees
+_AHEAD = 4096  # bytes of weights on their way from memory: the hardware cannot predict their order in a group
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _HALVES, _BYTES = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(_I8, LANES)
 

@@ -53,7 +53,7 @@ def is_bundle(known: Any) -> bool:
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
-    """Return the expressions of a tuple, or the one that is none."""
+    """Return the expressions of a tuple, or an expression that is not a tuple, alone."""
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 

@@ -192,5 +192,5 @@ def _keep(file: Path | None, code: bytes) -> None:
 
 
 def _digest(file: Path, code: bytes) -> bytes:
-    """Return the digest of code under its name: that of another function is none."""
+    """Return the digest of code and its name, so that code of another function does not match."""
     return hashlib.sha256(file.name.encode() + b"\0" + code).digest()

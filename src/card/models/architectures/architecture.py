@@ -339,7 +339,7 @@ def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def rotary_size(config: Any, kind: str, head_size: int) -> int:
-    """Return how many of the first channels of a head turn. Raises: ModelError for a share that is none."""
+    """Return how many of the first channels of a head turn. Raises: ModelError for an impossible share."""
     rope = rotary_parameters(config)[kind]
     if rope["rope_type"] == PROPORTIONAL:  # where the other channels turn by nothing
         return head_size

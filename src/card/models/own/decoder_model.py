@@ -44,7 +44,7 @@ class LoadedModel(Protocol):
 
     @property
     def config(self) -> Any:
-        """Its config, under transformers' names."""
+        """The model's config, under transformers' names."""
 
     @property
     def generation_config(self) -> Any:
@@ -92,7 +92,7 @@ class DecoderModel:
         Args:
             weights: by transformers' names. Blocks of embeddings are rows, and the head is a weight of its own then.
             angles: gives cosines and sines [n, channels that turn] of the first n positions for a kind of layer, where
-                the type of the angles is none of ours.
+                the type of the angles is unknown here.
             output_ids: tokens that the outputs of the head are for; None: all of them, in order.
         Raises: KeyError, ValueError if they are not those that the architecture and the config ask for.
         """

@@ -216,7 +216,7 @@ class KVCache:
     def read_rows(self, slot: int) -> Any:
         """Return a copy of the rows of a chain, as a buffer with just their room.
 
-        Raises: ModelError if they are none.
+        Raises: ModelError if they are not a chain.
         """
         held = self[slot]
         if held.tree.num_prefix_rows != held.tree.num_rows:

@@ -18,7 +18,7 @@ class AnswerReader:
     """Turns the text of one answer into thoughts, content and calls.
 
     The result does not depend on how the text is split. No piece holds a part of a mark. White space around parts is
-    dropped. Text that begins like a call but is none of an offered function is content. A call without marks counts
+    dropped. Text that begins like a call, but names no offered function, is content. A call without marks counts
     only at the beginning of the content.
     """
 
@@ -201,7 +201,7 @@ class AnswerReader:
         return found
 
     def _try(self, before: str, reading: Reading[None]) -> Reading[bool]:
-        """Read calls; what is none is content, from ``before`` on. Returns: whether there was a call."""
+        """Read calls; other text is content, from ``before`` on. Returns: whether there was a call."""
         source, num_calls = self._source, self.num_calls
         source.tried = before
         try:

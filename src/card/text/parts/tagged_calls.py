@@ -38,7 +38,7 @@ class TaggedCalls:
     whole: tuple[str, str] | None = None  # around all arguments in JSON, in place of parameters
     end: str  # of a call
     closing: str  # of a block
-    pads: str = ""  # stands on both sides of a value, and is none of it
+    pads: str = ""  # stands on both sides of a value, and is not part of it
     has_several: bool = False  # calls in a block
 
     def read(self, source: Source, calls: Calls) -> Reading[None]:

@@ -38,7 +38,7 @@ def why_not_walked(model: PreTrainedModel) -> str | None:
     """Return why the weights of a model cannot be walked directly on any device, or None if they can."""
     architecture = architecture_of(model)
     if architecture is None:
-        return f"{type(model).__name__} is none of {', '.join(one.model_class for one in all_architectures())}"
+        return f"{type(model).__name__} is not among {', '.join(one.model_class for one in all_architectures())}"
     config = model.config
     inner: Any = model.model
     if (reason := _why_not_of(architecture, config)) is not None:

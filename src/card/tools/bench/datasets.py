@@ -134,7 +134,7 @@ def parse_spec(text: str, *, from_hub: bool = False) -> DataSpec:
         text: NAME of shipped prompts; NAME=FILE, in the format of that name, or else a question a line; FILE, named
             after itself; hub:NAME of a published set; NAME=hub:OWNER/REPOSITORY/FILE.
         from_hub: a published set's bare NAME means hub:NAME.
-    Raises: SettingsError for a name that is none of these.
+    Raises: SettingsError for any other name.
     """
     name, is_named, source = text.partition("=")
     if is_named:

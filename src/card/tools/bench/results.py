@@ -209,7 +209,7 @@ def _read_facts(record: Mapping[str, Any], path: Path, line: int) -> Run:
         if len(workload.turns) != workload.num_prompts:
             raise BenchError(f"{path}, line {line}: workload {workload.name} must list the turns of each prompt")
     if facts.baseline not in {row.name for row in facts.rows}:
-        raise BenchError(f"{path}, line {line}: the baseline {facts.baseline!r} is none of the rows")
+        raise BenchError(f"{path}, line {line}: the baseline {facts.baseline!r} is not among the rows")
     return facts
 
 

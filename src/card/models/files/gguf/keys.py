@@ -111,7 +111,7 @@ class GgufFacts:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers, without those behind the last one that draft (MTP). Raises: GgufError if it is none."""
+        """Number of layers, without those behind the last one that draft (MTP). Raises: GgufError for another value."""
         stated, drafting = self.whole("block_count"), self.optional("nextn_predict_layers", 0)
         if isinstance(drafting, bool) or not isinstance(drafting, int) or not 0 <= drafting < stated:
             key = f"{self._architecture}.nextn_predict_layers"
@@ -144,7 +144,7 @@ class GgufFacts:
         return numbers if len(set(numbers)) > 1 else numbers[0]
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """Return a whole number above 0, which may be stated once for each layer. Raises: GgufError if it is none."""
+        """Return a whole number above 0, which may be stated once for each layer. Raises: GgufError for others."""
         value = self.optional(key, default)
         if isinstance(value, list) and value:
             if any(one != value[0] for one in value):
@@ -159,19 +159,19 @@ class GgufFacts:
         return value
 
     def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
-        """Return a finite number above 0, and of at least ``least``. Raises: GgufError if it is none."""
+        """Return a finite number above 0, and of at least ``least``. Raises: GgufError for anything else."""
         value = self.optional(key, default)
         if not isinstance(value, int | float) or not 0 < value <= np.finfo(np.float32).max or value < least:
             raise GgufError(f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}; {_AGAIN}")
         return float(str(np.float32(value)))  # the shortest number that is stored like this: 1e-06, not 9.99999e-07
 
     def factor(self, scale: Scale, usual: float) -> float:
-        """Return a factor; ``usual`` if the file states none, or 0. Raises: GgufError if it is none."""
+        """Return a factor; ``usual`` if the file states none, or 0. Raises: GgufError if it is not a number."""
         key = _SCALES[scale]
         return self.number(key, usual) if self.optional(key, 0) != 0 else usual
 
     def cap(self, cap: Cap) -> float | None:
-        """Return a bound; None if the file states none. Raises: GgufError if it is none."""
+        """Return a bound; None if the file states none. Raises: GgufError if it is not a number."""
         return self.number(_CAPS[cap]) if self.optional(_CAPS[cap], 0) else None
 
     def check(self, path: Path, architecture: Architecture) -> None:

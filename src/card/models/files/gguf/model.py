@@ -320,7 +320,7 @@ def _untiled(part: Part, architecture: Architecture, config: DecoderConfig) -> U
 
 
 def _vector(place: TensorPlace, architecture: Architecture, config: DecoderConfig) -> Weight | None:
-    """Return what a tensor becomes that is a vector; None if it is none."""
+    """Return what a vector becomes; None for a tensor that is not a vector."""
     layer, _, name = place.name.removeprefix("blk.").partition(".")
     found = next(((role, one) for role, one in architecture.vectors.items() if one.gguf_name == name), None)
     if found is None:

@@ -116,7 +116,7 @@ def _check_fits(part: Header, number: int, first: Header) -> None:
 
 
 def _stated(header: Header, key: str, default: int | None = None) -> int:
-    """Return a whole number of the metadata, 0 or more. Raises: DamagedError if it is none."""
+    """Return a whole number of the metadata, 0 or more. Raises: DamagedError for anything else."""
     value = header.metadata.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise DamagedError(f"damaged: its {key} is {'missing' if value is None else str(value)[:40]}")

@@ -76,7 +76,7 @@ def _block_of(place: TensorPlace) -> tuple[int, int]:
 
 
 def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], place: TensorPlace) -> Array:
-    """Return the numbers that rows of a tensor [n, bytes] stand for, float32. Raises: GgufError if one is none."""
+    """Return the numbers that rows of a tensor [n, bytes] stand for, float32. Raises: GgufError if one is NaN."""
     form = BLOCK_FORMATS.get(place.type_id)
     if (plain := PLAIN_DTYPES.get(place.type_id)) is not None:
         return raw.view(plain).astype(np.float32, copy=False)
