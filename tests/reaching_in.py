@@ -213,13 +213,12 @@ def policy_of(engine: Engine) -> Any:
 def fill_buffers(runner: RowRunner) -> None:
     """Fill with NaN what passes compute in, but not what machine code only reads."""
     decoder: Any = runner._decoder
-    code = decoder._code
-    for place, part in decoder._buffers.parts.items():
-        if place not in (code.NORM, code.OWN_NORM, code.TOKEN_INPUTS):
+    for name, part in decoder._buffers.parts.items():
+        if name not in ("norm", "input_norm", "token_inputs"):
             part.view("int8")[...] = -1
 
 
 def buffer_bytes_of(runner: RowRunner) -> dict[str, int]:
     """Return the sizes of the buffers of a runner's exact passes, by their names in the table of a pass."""
     decoder: Any = runner._decoder
-    return {place: int(part.nbytes) for place, part in decoder._buffers.parts.items()}
+    return {name: int(part.nbytes) for name, part in decoder._buffers.parts.items()}
