@@ -146,6 +146,30 @@ def test_a_circle_of_modules_is_found() -> None:
     _check_circles(ring | {"card.engine.c": "if TYPE_CHECKING:\n    from card.engine.a import A"})
 
 
+def _check_rooms(sources: Mapping[str, str]) -> None:
+    """Raise CycleError, with the rooms, if one imports another that imports it, for types too."""
+    graph: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        named = (found.module.split(".") for found in imports(source, name.rpartition(".")[0]))
+        graph.setdefault(name.split(".")[1], set()).update(
+            parts[1] for parts in named if parts[0] == "card" and parts[1:]
+        )
+    TopologicalSorter({room: found - {room} for room, found in graph.items()}).prepare()
+
+
+def test_no_room_imports_one_that_imports_it() -> None:
+    _check_rooms({name: source for name, source in SOURCES.items() if name != "card"})
+
+
+@pytest.mark.parametrize("line", ["from card.labs.b import A", "if TYPE_CHECKING:\n    from card.labs.b import A"])
+def test_a_circle_of_rooms_is_found_where_no_module_is_in_one(line: str) -> None:
+    sources = {"card.tools.a": line, "card.labs.b": "", "card.labs.c": "from card.tools.d import B", "card.tools.d": ""}
+    _check_circles(sources)
+    with pytest.raises(CycleError, match="tools"):
+        _check_rooms(sources)
+    _check_rooms(sources | {"card.labs.c": "from card.labs.b import A"})
+
+
 def test_the_package_itself_imports_at_the_top() -> None:
     assert not any(found.in_function for found in imports(SOURCES["card"], "card"))
 
