@@ -109,9 +109,8 @@ def test_a_test_of_the_core_that_names_a_satellite_is_found(tmp_path: Path) -> N
 SHARED = frozenset({"family/classic", "family/learning", "inside/adapters", "theirs/transformers"})
 # What else a folder beside the core needs of another one. The list may only shrink.
 NEEDED: dict[str, set[str]] = {
-    "labs/edge": {"tools/bench", "tools/planner"},
     "tools/bench": {"family/judges"},
-    "tools/planner": {"family/ctc", "labs/edge", "tools/bench"},
+    "tools/planner": {"family/ctc", "tools/bench"},
     "tools/verify_server": {"tools/bench"},
 }
 

@@ -72,6 +72,28 @@ OPTIONAL_PACKAGES = frozenset(
     | {"uvicorn", "vllm", "yaml"}
 )
 
+# Most lines of each room: its size of the day when it was last set, and a little room to work in. Lower one that has
+# shrunk; raise one only with a line in docs/decisions.md that says what the new lines earn.
+MAX_ROOM_LINES = {
+    "api": 2200,
+    "assembly": 2300,
+    "cli": 3000,
+    "config": 1600,
+    "drafting": 2400,
+    "engine": 5300,
+    "family": 6900,
+    "inside": 2200,
+    "kernels": 7000,
+    "labs": 3600,
+    "links": 2600,
+    "machine": 1600,
+    "models": 15000,
+    "server": 8300,
+    "text": 6900,
+    "theirs": 4100,
+    "tools": 10300,
+    "tree": 1200,
+}
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 65
 
@@ -146,6 +168,30 @@ def test_a_circle_of_modules_is_found() -> None:
     _check_circles(ring | {"card.engine.c": "if TYPE_CHECKING:\n    from card.engine.a import A"})
 
 
+def _check_rooms(sources: Mapping[str, str]) -> None:
+    """Raise CycleError, with the rooms, if one imports another that imports it, for types too."""
+    graph: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        named = (found.module.split(".") for found in imports(source, name.rpartition(".")[0]))
+        graph.setdefault(name.split(".")[1], set()).update(
+            parts[1] for parts in named if parts[0] == "card" and parts[1:]
+        )
+    TopologicalSorter({room: found - {room} for room, found in graph.items()}).prepare()
+
+
+def test_no_room_imports_one_that_imports_it() -> None:
+    _check_rooms({name: source for name, source in SOURCES.items() if name != "card"})
+
+
+@pytest.mark.parametrize("line", ["from card.labs.b import A", "if TYPE_CHECKING:\n    from card.labs.b import A"])
+def test_a_circle_of_rooms_is_found_where_no_module_is_in_one(line: str) -> None:
+    sources = {"card.tools.a": line, "card.labs.b": "", "card.labs.c": "from card.tools.d import B", "card.tools.d": ""}
+    _check_circles(sources)
+    with pytest.raises(CycleError, match="tools"):
+        _check_rooms(sources)
+    _check_rooms(sources | {"card.labs.c": "from card.labs.b import A"})
+
+
 def test_the_package_itself_imports_at_the_top() -> None:
     assert not any(found.in_function for found in imports(SOURCES["card"], "card"))
 
@@ -187,6 +233,37 @@ def test_the_map_of_the_documentation_shows_every_part_in_its_line() -> None:
 
 def test_modules_and_functions_are_short_enough_to_read() -> None:
     assert not faults_everywhere(_length_faults)
+
+
+def _room_faults(sources: Mapping[str, str]) -> list[str]:
+    """Return the rooms that have more lines than their budget, or none, one line of text each."""
+    sizes: dict[str, int] = {}
+    for name, source in sources.items():
+        room = name.split(".")[1]
+        sizes[room] = sizes.get(room, 0) + len(source.splitlines())
+    return [
+        f"{room}: {size} lines, at most {MAX_ROOM_LINES.get(room, 0)}; cut as many as came, or raise MAX_ROOM_LINES in "
+        "tests/test_layout.py with a line in docs/decisions.md that says what they earn"
+        for room, size in sizes.items()
+        if room not in FLAT_MODULES and size > MAX_ROOM_LINES.get(room, 0)
+    ]
+
+
+def test_a_room_keeps_its_budget_of_lines() -> None:
+    faults = _room_faults({name: source for name, source in SOURCES.items() if name != "card"})
+    assert not faults, "\n".join(faults)
+    there = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert MAX_ROOM_LINES.keys() == there, "a room that is gone leaves the list"
+
+
+def test_a_room_over_its_budget_or_without_one_is_found() -> None:
+    most = MAX_ROOM_LINES["tree"]
+    halves = {"card.tree.a": "x = 1\n" * (most // 2), "card.tree.b": "x = 1\n" * (most - most // 2)}
+    assert _room_faults(halves) == []
+    (fault,) = _room_faults(halves | {"card.tree.c": "x = 1"})
+    assert fault.startswith(f"tree: {most + 1} lines, at most {most}; ") and "docs/decisions.md" in fault
+    (fault,) = _room_faults({"card.surprise.a": "x = 1"})
+    assert fault.startswith("surprise: 1 lines, at most 0")
 
 
 @pytest.mark.parametrize(

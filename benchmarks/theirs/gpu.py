@@ -101,6 +101,8 @@ class InflatedPair(LoadedPair):
         method = name.partition("-")[0]
         if method not in self._llms:
             settings: dict[str, Any] = {"method": method, "policy": "fixed"}
+            if self._args.cuda_graphs:
+                settings |= {"device": self._args.device, "cuda_graphs": True}
             draft = None
             if _PLACEMENTS[name] is not None:
                 draft, settings["placement"] = self._draft, _PLACEMENTS[name]
@@ -149,7 +151,7 @@ def row_facts(args: argparse.Namespace) -> tuple[RowFacts, ...]:
             threads=None,
             is_exact=True,
             is_comparable=True,
-            settings={**devices, "placement": _PLACEMENTS.get(name)},
+            settings={**devices, "placement": _PLACEMENTS.get(name), "cuda_graphs": args.cuda_graphs},
         )
         for name in args.methods
     )
@@ -194,7 +196,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--draft-cost", default="1B", help="parameters of the inflated draft (default: %(default)s)")
     parser.add_argument("--target-costs", default="8B,30B", help="of the inflated targets (default: %(default)s)")
     parser.add_argument("--device", default="cuda:0", help="of the target (default: %(default)s)")
-    parser.add_argument("--draft-device", help="of the drafter (default: the target's, on a stream of its own)")
+    parser.add_argument("--draft-device", help="of the drafter (default: the target's)")
+    parser.add_argument("--cuda-graphs", action="store_true", help="record passes; each worker has its own stream")
     parser.add_argument("--sps-lengths", type=options.numbers, default=[2, 3, 4, 6, 8, 12], help="to choose from")
     parser.add_argument("--budget", type=int, default=31, help="most candidates a verification (default: %(default)s)")
     parser.add_argument("--beam-width", type=int, default=8, help="nodes of a draft step (default: %(default)s)")

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from card.errors import PlanError
-from card.labs.edge.association import associate
-from card.labs.edge.costs import OVERLAPS, EdgeCosts
-from card.labs.edge.scenario import Device, Devices, EdgeServer, Floats, Scenario
-from card.labs.edge.study import all_shares
-from card.labs.edge.terms import Terms
-from tests.labs.edge.places import priced, small
+from card.tools.planner.edge.association import associate
+from card.tools.planner.edge.costs import OVERLAPS, EdgeCosts
+from card.tools.planner.edge.scenario import Device, Devices, EdgeServer, Floats, Scenario
+from card.tools.planner.edge.study import all_shares
+from card.tools.planner.edge.terms import Terms
+from tests.tools.planner.edge.places import priced, small
 
 
 @pytest.fixture

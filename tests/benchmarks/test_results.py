@@ -23,7 +23,7 @@ PAGES = [
     *sorted(page for place in (".", "docs", "benchmarks", "benchmarks/paper") for page in (ROOT / place).glob("*.md")),
     *README_PAGES,
 ]
-EDGE = "src/card/labs/edge/README.md"
+EDGE = "src/card/tools/planner/edge/README.md"
 CTC = "src/card/family/ctc/README.md"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 COMMIT = re.compile(r"[0-9a-f]{7,40}")

@@ -133,7 +133,8 @@ def _read(target: Target, choice: Choice, facts: Facts) -> Loaded:
     model, tokenizer, settings = target.model, target.tokenizer, plan.settings
     target_cost, end_ids, has_int8 = price_in_words(model), end_token_ids(model, tokenizer), could_run_int8(model)
     stated = sampling_defaults(model) if settings.generation_config == "auto" else {}
-    runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
+    sizes = {"max_model_len": plan.max_model_len, "max_tree_rows": plan.target_tree_rows}
+    runner = make_runner(model, **sizes, cuda_graphs=settings.cuda_graphs)
     prompts = PromptReader.for_target(tokenizer, settings, asked.target, runner, model.dtype)
     if settings.prefix_cache is not None:
         asked.say("comparing the weights with those of kept rows")

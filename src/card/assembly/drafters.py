@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -37,7 +37,7 @@ from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.others import others
-from card.models.own.decoder_model import DecoderModel
+from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.draft_block import DraftBlock
 from card.models.own.exact_decoder import prepare_code
 from card.models.own.reasons import is_exact
@@ -46,10 +46,6 @@ from card.models.runners import make_runner, plain_runner
 from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from card.models.others import others
-from card.models.own.decoder_model import LoadedModel
 
 IN_TURNS_S = 0.1  # for measuring passes of a draft model in this process: short, since the start waits for it
 
@@ -236,10 +232,11 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
     assert source.model is not None
     whole = _load(draft) if isinstance(source.model, str) else source.model
     model = restricted(whole, draft.drafted_ids)
-    lane = _lane_on(str(model.device))
+    graphs = plan.settings.cuda_graphs
+    lane = _lane_on(model.device, graphs=graphs)
     with pinned(plan.cores.alone), lane.entered():
         max_model_len = min(plan.max_model_len, context_limit(model))
-        runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
+        runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows, cuda_graphs=graphs)
         runner.warm_up(plan.draft.beam_width)
         takes_turns = placement == "inline"
         writer = make_writer(
@@ -256,11 +253,9 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
     return Drafter(link, runner, lane, consumers)
 
 
-def _lane_on(device: str) -> Lane:
-    """Return a place of its own on a device."""
-    if not device.startswith("cuda"):
-        return Lane()
-    lane: Lane = others("cuda.stream_lane", f"device {device}").StreamLane(device)
+def _lane_on(device: object, *, graphs: bool) -> Lane:
+    """Return where a worker computes on a device: in a place of its own beside recorded passes, else as all do."""
+    lane: Lane = others("cuda.choosing", f"device {device}").make_lane(device) if graphs else Lane()
     return lane
 
 

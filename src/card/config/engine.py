@@ -68,7 +68,7 @@ class EngineSettings(Replaceable):
     )
     policy: PolicyName = setting("auto", "Tune all unset options (auto) or nothing (fixed).", section="Method")
     draft_address: str | None = setting(
-        None, "Use the draft server at tcp://host:port.", read_by=DRAFTING, section="Draft server", is_common=True
+        None, "Draft server at tcp://host:port.", read_by=DRAFTING, section="Draft server", is_common=True
     )
     draft_optional: bool = setting(
         False,
@@ -77,9 +77,7 @@ class EngineSettings(Replaceable):
         section="Draft server",
         is_common=True,
     )
-    draft_keys: str | None = setting(
-        None, "Folder of card keys for a draft server.", section="Draft server", is_common=True
-    )
+    draft_keys: str | None = setting(None, "Folder of card keys.", section="Draft server", is_common=True)
     dtype: str = setting(
         "auto", "auto (as stored), int8, float32, bfloat16, float16, float64.", section="Models", is_common=True
     )
@@ -103,6 +101,7 @@ class EngineSettings(Replaceable):
     draft_device: str | None = setting(
         None, "Device of the draft model.", shown="the target's", read_by=DRAFTING_HERE, section="Models"
     )
+    cuda_graphs: bool = setting(False, "Record passes on CUDA; unproven.", section="Models")
     target_cost: str | None = setting(None, "Inflate the target to 300M, say; same outputs.", section="Models")
     max_model_len: int | None = setting(
         None,
@@ -199,6 +198,9 @@ class EngineSettings(Replaceable):
             parse_size(self.prefix_cache_size)
             allowed = f"set only together with {named('prefix_cache')}"
             require(self.prefix_cache is not None, "prefix_cache_size", allowed, self.prefix_cache_size)
+        has_cuda = any(str(one).startswith("cuda") for one in (self.device, self.draft_device))
+        allowed = f"set only together with {named('device')} cuda"
+        require(has_cuda or not self.cuda_graphs, "cuda_graphs", allowed, self.cuda_graphs)
         if self.draft_address is None:
             allowed = f"set only together with {named('draft_address')}"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)

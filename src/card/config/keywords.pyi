@@ -45,6 +45,7 @@ class LLMSettings(DraftKeywords, total=False):
     draft_vocab: int | None
     device: str
     draft_device: str | None
+    cuda_graphs: bool
     target_cost: str | None
     max_model_len: int | None
     threads: int | None

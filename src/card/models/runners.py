@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from card.config import INT8
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, LoadedModel
@@ -29,14 +31,19 @@ def plain_runner(
     return made
 
 
-def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> RowRunner:
-    """Return the runner that suits ``model`` and its device; arguments and errors as of `RowRunner`."""
-    if isinstance(model, DecoderModel):
-        return exact_runner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
-    made: RowRunner = others("transformers.runners", _THEIRS).make_runner(
-        model, max_model_len=max_model_len, max_tree_rows=max_tree_rows
-    )
-    return made
+def make_runner(
+    model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, cuda_graphs: bool = False
+) -> RowRunner:
+    """Return the runner that suits ``model``; arguments and errors as of `plain_runner`.
+
+    Args:
+        cuda_graphs: record passes on a CUDA device, where the model allows it.
+    """
+    sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
+    if not cuda_graphs or isinstance(model, DecoderModel):
+        return plain_runner(model, **sizes)
+    made: RowRunner | None = others("cuda.choosing", _THEIRS).make_runner(model, **sizes)
+    return made or plain_runner(model, **sizes)
 
 
 def how_it_runs(runner: RowRunner) -> str:

@@ -15,8 +15,7 @@ from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralFo
 
 from card.errors import CapacityError, ModelError
 from card.models.protocol import Extension
-from card.models.runner import ExactRunner, RowRunner
-from card.models.runners import make_runner
+from card.models.runner import RowRunner
 from card.theirs.cuda import graphs
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
@@ -330,13 +329,6 @@ def test_weights_that_lie_in_another_order_are_not_taken_for_joined_ones() -> No
     assert torch.equal(joined, both)
     for weights in ([other, one], [one, other.clone()], [one, one], [both[:1], both[2:]], [both[:2, :2], both[2:, :2]]):
         assert as_shared(weights) is None
-
-
-def test_the_runner_that_suits_a_device_is_bucketed_on_cuda_only(device: str) -> None:
-    model = copy.deepcopy(make_model()).to(device)  # type: ignore[arg-type]
-    runner = make_runner(model, max_model_len=64, max_tree_rows=5)
-    assert type(runner) is (BucketedRunner if device == "cuda" else ExactRunner)
-    assert (runner.max_model_len, runner.max_rows) == (64, 69)
 
 
 def test_lent_rows_leave_the_sequence_alone_and_adopted_ones_are_its_own(

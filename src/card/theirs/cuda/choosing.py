@@ -1,12 +1,43 @@
-"""Choose the draft writer of models on a CUDA device; its modules are not imported for other models."""
+"""Choose runner, lane and draft writer for recorded passes on a CUDA device; their modules are imported only then."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from card.drafting.protocol import DraftWriter
 from card.machine.importing import load_place
+from card.machine.lane import Lane
+from card.models.layer_kinds import has_state
 from card.models.protocol import LanguageModel
+from card.models.runner import RowRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def make_runner(model: PreTrainedModel, **sizes: int) -> RowRunner | None:
+    """Return the runner that records the passes of a model; None if it is elsewhere than on CUDA, or keeps a state.
+
+    Args:
+        sizes: as of `RowRunner`.
+    """
+    if not is_cuda(model.device) or has_state(model):
+        return None
+    runner: RowRunner = load_place("card.theirs.cuda.bucketed:BucketedRunner")(model, **sizes)
+    return runner
+
+
+def make_lane(device: object) -> Lane:
+    """Return a place of its own on a device."""
+    if not is_cuda(device):
+        return Lane()
+    lane: Lane = load_place("card.theirs.cuda.stream_lane:StreamLane")(str(device))
+    return lane
+
+
+def is_cuda(device: object) -> bool:
+    """Return whether passes can be recorded on a device."""
+    return str(device).startswith("cuda")
 
 
 def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, **asked: Any) -> DraftWriter | None:

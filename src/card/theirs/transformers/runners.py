@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from card.errors import ModelError
 from card.models.layer_kinds import has_state
 from card.models.names import model_name
-from card.models.others import others
 from card.models.own.decoder_model import is_int8
 from card.models.recording_runner import exact_runner
 from card.models.runner import RowRunner
@@ -39,12 +38,3 @@ def plain_runner(
             advice = "leave own_pass at None" if own_pass else "use dtype bfloat16 or float32"
             raise ModelError(f"{model_name(model)} {what}: {reason}; {advice}")
     return HybridRunner(model, **sizes) if has_state(model) else TorchRunner(model, **sizes)
-
-
-def make_runner(model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512) -> RowRunner:
-    """Return the runner of ``model`` on its device: a `BucketedRunner` on CUDA if it has no state."""
-    sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
-    if model.device.type != "cuda" or has_state(model):
-        return plain_runner(model, **sizes)
-    made: RowRunner = others("cuda.bucketed", f"device {model.device}").BucketedRunner(model, **sizes)
-    return made

@@ -17,10 +17,10 @@ from card.cli.parts.options import given, pop_sampling_params
 from card.cli.parts.starting import spinner
 from card.cli.parts.tables import show, table
 from card.errors import PlanError
-from card.labs.edge.command import plan_edge, print_edge
 from card.machine.expert_cost import ExpertCounts
 from card.models.loading import load_tokenizer
 from card.tools.bench.datasets import parse_spec, read_datasets
+from card.tools.planner.edge.command import plan_edge, print_edge
 from card.tools.planner.measuring import measure_profile
 from card.tools.planner.method_plans import MethodPlan, PlanReport, make_plan
 from card.tools.planner.pool import PoolStudy, make_pool_study

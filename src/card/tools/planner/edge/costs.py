@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from card.errors import PlanError
-from card.labs.edge.scenario import Floats, Scenario, in_reach, snr
+from card.tools.planner.edge.scenario import Floats, Scenario, in_reach, snr
 from card.tools.planner.profile import Profile
 
 Overlap = Literal["pearl", "card"]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from card.errors import PlanError
-from card.labs.edge.scenario import (
+from card.tools.planner.edge.scenario import (
     NARROW,
     PLACES,
     Device,
@@ -24,7 +24,7 @@ from card.labs.edge.scenario import (
     snr,
     spread_out,
 )
-from tests.labs.edge.places import small
+from tests.tools.planner.edge.places import small
 
 
 def _near(**changes: float) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from card.errors import PlanError
-from card.labs.edge.scenario import Devices, Floats
-from card.labs.edge.terms import Terms
 from card.machine.packages import install_command
+from card.tools.planner.edge.scenario import Devices, Floats
+from card.tools.planner.edge.terms import Terms
 
 Rule = Literal["equal", "square-root", "convex"]
 RULES: tuple[Rule, ...] = ("equal", "square-root", "convex")

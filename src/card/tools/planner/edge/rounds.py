@@ -12,8 +12,8 @@ from itertools import takewhile
 
 import numpy as np
 
-from card.labs.edge.costs import EdgeCosts, sender_watts
-from card.labs.edge.scenario import Devices, Floats, Scenario
+from card.tools.planner.edge.costs import EdgeCosts, sender_watts
+from card.tools.planner.edge.scenario import Devices, Floats, Scenario
 from card.tools.planner.virtual_time import VirtualClock
 
 _WINDOWS_AHEAD = 2  # PEARL's unverified windows per device: one in transit, one in verification

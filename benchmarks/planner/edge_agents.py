@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from card.config.fields import check, setting
 from card.errors import PlanError
-from card.labs.edge.costs import EdgeCosts
-from card.labs.edge.scenario import Devices, Floats, snr
-from card.labs.edge.terms import Terms
+from card.tools.planner.edge.costs import EdgeCosts
+from card.tools.planner.edge.scenario import Devices, Floats, snr
+from card.tools.planner.edge.terms import Terms
 
 _FEATURES, _ACTIONS, _HIDDEN = 3, 2, 64
 _SPREAD = 2.0  # of the logits: the largest share is at most exp(4) times the smallest

@@ -12,8 +12,8 @@ import pytest
 
 from card.machine.packages import install_command
 from tests.commands import Ran, run_command
-from tests.labs.edge.places import small
 from tests.tools.bench.bench_files import make_run, write_run
+from tests.tools.planner.edge.places import small
 
 MODELS = ("--target", "llama-3.1-70b-4xh100", "--draft", "llama-3.2-1b-h100")
 
@@ -40,8 +40,8 @@ def test_a_file_gives_a_table_that_begins_with_what_does_not_pay(run, place):
 
 
 def test_without_scipy_the_table_says_what_is_left_out_and_how_to_have_it(run, place, monkeypatch):
-    monkeypatch.setattr("card.labs.edge.shares.has_solver", lambda: False)
-    monkeypatch.setattr("card.labs.edge.study.has_solver", lambda: False)
+    monkeypatch.setattr("card.tools.planner.edge.shares.has_solver", lambda: False)
+    monkeypatch.setattr("card.tools.planner.edge.study.has_solver", lambda: False)
     assert f"they need scipy; run {install_command('edge')}\n" in run(*MODELS, "--edge", place).out
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from card.labs.edge.costs import EdgeCosts, sender_watts
-from card.labs.edge.rounds import run_device
-from card.labs.edge.scenario import Devices, Floats
+from card.tools.planner.edge.costs import EdgeCosts, sender_watts
+from card.tools.planner.edge.rounds import run_device
+from card.tools.planner.edge.scenario import Devices, Floats
 
 _PROBE_TOKENS = 3000  # decoded by the simulated device
 

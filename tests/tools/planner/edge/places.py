@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from card.labs.edge.costs import EdgeCosts, Overlap, edge_costs
-from card.labs.edge.scenario import Scenario, draw_scenario
-from card.labs.edge.terms import Terms, terms_of
+from card.tools.planner.edge.costs import EdgeCosts, Overlap, edge_costs
+from card.tools.planner.edge.scenario import Scenario, draw_scenario
+from card.tools.planner.edge.terms import Terms, terms_of
 from tests.tools.planner.making import flat
 
 TARGET, DRAFT = flat(0.018), flat(0.0026)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from card.errors import PlanError
-from card.labs.edge import shares
-from card.labs.edge.association import POLICIES, associate, total_seconds
-from card.labs.edge.costs import OVERLAPS, edge_costs
-from card.labs.edge.scenario import draw_scenario
-from card.labs.edge.shares import RULES, share_out
-from card.labs.edge.study import all_shares, half_range, judge_shares, make_edge_study
-from card.labs.edge.terms import terms_of
 from card.machine.packages import install_command
+from card.tools.planner.edge import shares
+from card.tools.planner.edge.association import POLICIES, associate, total_seconds
+from card.tools.planner.edge.costs import OVERLAPS, edge_costs
+from card.tools.planner.edge.scenario import draw_scenario
+from card.tools.planner.edge.shares import RULES, share_out
+from card.tools.planner.edge.study import all_shares, half_range, judge_shares, make_edge_study
+from card.tools.planner.edge.terms import terms_of
 from card.tools.planner.profile import load_profile
-from tests.labs.edge.places import DRAFT, TARGET, priced, small
+from tests.tools.planner.edge.places import DRAFT, TARGET, priced, small
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from card.engine.metrics import RequestStats
 from card.errors import BenchError, PlanError
-from card.labs.edge.scenario import Scenario
 from card.tools.bench.records import RowFacts, Run
 from card.tools.bench.results import load
 from card.tools.bench.summary import complete_samples
+from card.tools.planner.edge.scenario import Scenario
 
 DECODING = ("acceptance", "hit_rate", "kept_share")  # fields of a scenario that a bench run can give
 _HINT = "make it with card bench --methods sps,card-tree"

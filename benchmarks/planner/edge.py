@@ -4,7 +4,7 @@ Two payloads: token ids, as verification by strict match needs, and the draft mo
 between both models' probabilities would need. All is planned and run on virtual clocks, so nothing depends on the
 machine.
 
-python benchmarks/labs/edge.py --out benchmarks/results/edge.jsonl
+python benchmarks/planner/edge.py --out benchmarks/results/edge.jsonl
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from options import append_lines, describe_run
 from rich.console import Console
 from rich.table import Table
 
-from card.labs.edge.association import POLICIES, associate
-from card.labs.edge.costs import EdgeCosts, Overlap, edge_costs
-from card.labs.edge.scenario import draw_scenario
-from card.labs.edge.shares import Rule
-from card.labs.edge.study import all_shares, half_range, judge_shares, plain_seconds
-from card.labs.edge.terms import Terms, terms_of
+from card.tools.planner.edge.association import POLICIES, associate
+from card.tools.planner.edge.costs import EdgeCosts, Overlap, edge_costs
+from card.tools.planner.edge.scenario import draw_scenario
+from card.tools.planner.edge.shares import Rule
+from card.tools.planner.edge.study import all_shares, half_range, judge_shares, plain_seconds
+from card.tools.planner.edge.terms import Terms, terms_of
 from card.tools.planner.profile import Profile, load_profile
 
 IDS, PROBABILITIES = 4, 2 * 50_257  # bytes of a drafted token: its id, or GPT-2's vocabulary in 16 bits

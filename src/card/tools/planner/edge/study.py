@@ -9,13 +9,13 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from card.labs.edge.association import POLICIES, associate
-from card.labs.edge.costs import OVERLAPS, EdgeCosts, edge_costs
-from card.labs.edge.figures import Figure, figures_of
-from card.labs.edge.rounds import run_all, run_plain
-from card.labs.edge.scenario import Devices, Floats, Scenario
-from card.labs.edge.shares import RULES, Rule, has_solver, share_out
-from card.labs.edge.terms import Terms, terms_of
+from card.tools.planner.edge.association import POLICIES, associate
+from card.tools.planner.edge.costs import OVERLAPS, EdgeCosts, edge_costs
+from card.tools.planner.edge.figures import Figure, figures_of
+from card.tools.planner.edge.rounds import run_all, run_plain
+from card.tools.planner.edge.scenario import Devices, Floats, Scenario
+from card.tools.planner.edge.shares import RULES, Rule, has_solver, share_out
+from card.tools.planner.edge.terms import Terms, terms_of
 from card.tools.planner.profile import Profile
 
 NUM_TOKENS = 300  # decoded by each device

@@ -12,10 +12,10 @@ from rich.text import Text
 from card.cli.parts.starting import Say
 from card.cli.parts.tables import show, table
 from card.errors import PlanError
-from card.labs.edge.figures import Figure, measured_figures
-from card.labs.edge.scenario import check_scenario, draw_scenario, load_scenario
-from card.labs.edge.study import EdgeStudy, make_edge_study
 from card.machine.packages import install_command
+from card.tools.planner.edge.figures import Figure, measured_figures
+from card.tools.planner.edge.scenario import check_scenario, draw_scenario, load_scenario
+from card.tools.planner.edge.study import EdgeStudy, make_edge_study
 from card.tools.planner.profile import load_profile
 from card.tools.planner.recording import load_recording
 

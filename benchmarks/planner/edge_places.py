@@ -6,8 +6,8 @@ run on virtual clocks. What counts is what matching saves on the best of the oth
 search takes minutes. Places of `card plan --edge-place` are then run on seeds that the search has not seen. Nothing
 depends on the machine.
 
-python benchmarks/labs/edge_places.py --search
-python benchmarks/labs/edge_places.py --out benchmarks/results/edge_places.jsonl
+python benchmarks/planner/edge_places.py --search
+python benchmarks/planner/edge_places.py --out benchmarks/results/edge_places.jsonl
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from options import append_lines, describe_run
 from rich.console import Console
 from rich.table import Table
 
-from card.labs.edge.association import POLICIES, associate
-from card.labs.edge.costs import OVERLAPS, EdgeCosts, Overlap, edge_costs
-from card.labs.edge.scenario import PLACES, Devices, Scenario, ServerSpread, draw_scenario, snr, spread_out
-from card.labs.edge.study import all_shares, half_range, judge_shares, plain_seconds
-from card.labs.edge.terms import terms_of
+from card.tools.planner.edge.association import POLICIES, associate
+from card.tools.planner.edge.costs import OVERLAPS, EdgeCosts, Overlap, edge_costs
+from card.tools.planner.edge.scenario import PLACES, Devices, Scenario, ServerSpread, draw_scenario, snr, spread_out
+from card.tools.planner.edge.study import all_shares, half_range, judge_shares, plain_seconds
+from card.tools.planner.edge.terms import terms_of
 from card.tools.planner.profile import Profile, load_profile
 
 BANDWIDTHS = ((10e6, 1.0), (1e6, 4.0), (180e3, 4.0), (50e3, 4.0))  # middle in Hz, and the factor

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from card.errors import PlanError
-from card.labs.edge.figures import figures_of, measured_figures
-from card.labs.edge.study import make_edge_study
 from card.tools.bench.records import Run
-from tests.labs.edge.places import DRAFT, TARGET, small
+from card.tools.planner.edge.figures import figures_of, measured_figures
+from card.tools.planner.edge.study import make_edge_study
 from tests.tools.bench.bench_files import make_run, write_run
+from tests.tools.planner.edge.places import DRAFT, TARGET, small
 
 ROWS = (
     ("vanilla-all-cores", "vanilla", 30.0, 1.0, 0.0),

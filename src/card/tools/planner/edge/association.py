@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from card.labs.edge.costs import EdgeCosts
-from card.labs.edge.scenario import Devices
-from card.labs.edge.shares import Rule, share_out
-from card.labs.edge.terms import Terms
+from card.tools.planner.edge.costs import EdgeCosts
+from card.tools.planner.edge.scenario import Devices
+from card.tools.planner.edge.shares import Rule, share_out
+from card.tools.planner.edge.terms import Terms
 
 Policy = Literal["random", "best-signal", "most-compute", "matching"]
 POLICIES: tuple[Policy, ...] = ("random", "best-signal", "most-compute", "matching")

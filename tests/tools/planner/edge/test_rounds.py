@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from card.errors import PlanError
-from card.labs.edge.costs import EdgeCosts, Overlap, edge_costs
-from card.labs.edge.rounds import run_device, run_plain
-from card.labs.edge.terms import terms_of
-from tests.labs.edge.places import DRAFT, TARGET, priced, small
+from card.tools.planner.edge.costs import EdgeCosts, Overlap, edge_costs
+from card.tools.planner.edge.rounds import run_device, run_plain
+from card.tools.planner.edge.terms import terms_of
+from tests.tools.planner.edge.places import DRAFT, TARGET, priced, small
 
 WINDOW, BUDGET = 4, 8
 
