@@ -328,7 +328,7 @@ OF_CHAT = [
         "Think.",
         ignored=(
             *("reasoning_format", "dynatemp_range", "dynatemp_exponent", "xtc_probability", "xtc_threshold", "typ_p"),
-            *("samplers", "repeat_last_n", "repeat_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
+            *("samplers", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length"),
             *("dry_penalty_last_n", "timings_per_token"),
         ),
     ),

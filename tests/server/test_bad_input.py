@@ -125,6 +125,8 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (COMPLETIONS, {"prompt": "a", "min_p": 1}, "min_p"),
         (COMPLETIONS, {"prompt": "a", "presence_penalty": 3}, "presence_penalty"),
         (COMPLETIONS, {"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+        (COMPLETIONS, {"prompt": "a", "repeat_penalty": 0}, "repeat_penalty"),
+        (COMPLETIONS, {"prompt": "a", "repeat_last_n": -2}, "repeat_last_n"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"4096": 1}}, "logit_bias"),
         (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias"),

@@ -46,6 +46,24 @@ SENT: list[tuple[str, str, dict[str, Any], list[str]]] = [  # client, door, fiel
 ]
 
 
+@pytest.mark.parametrize("door", [COMPLETION, CHAT])
+def test_llama_cpps_name_of_the_repetition_penalty_means_the_same(server: Running, door: str) -> None:
+    body = BODIES[door] | {"max_tokens": 12, "ignore_eos": True}
+    plain = texts(server.post(door, body).json())
+    wanted = texts(server.post(door, body | {"repetition_penalty": 5.0}).json())
+    assert wanted != plain, "the penalty must matter here"
+    for fields in ({}, {"repeat_last_n": -1}, {"repetition_penalty": 5.0}, {"repeat_last_n": 64}):
+        answer = server.post(door, body | {"repeat_penalty": 5.0} | fields)
+        assert texts(answer.json()) == wanted, fields
+        assert ("x-card-ignored" in answer.headers) == (fields.get("repeat_last_n") == 64), fields
+    off = {"repeat_penalty": 5.0, "presence_penalty": 2.0, "frequency_penalty": 2.0, "repeat_last_n": 0}
+    assert texts(server.post(door, body | off).json()) == plain, "a look back at no token finds no repetition"
+    refused = server.post(door, body | {"repeat_penalty": 1.2, "repetition_penalty": 1.3})
+    assert refused.status_code == 400
+    wrong = "repeat_penalty is another name of repetition_penalty, got 1.2 and 1.3; leave one out"
+    assert refused.json()["error"]["message"] == wrong
+
+
 @pytest.mark.parametrize(("client", "door", "fields", "ignored"), SENT, ids=lambda value: str(value)[:40])
 def test_what_clients_send_is_taken_and_what_nothing_reads_is_said(
     server: Running, client: str, door: str, fields: dict[str, Any], ignored: list[str]

@@ -181,6 +181,15 @@ def test_what_editors_send_beside_is_taken(own: Running) -> None:
     assert response.headers["x-card-ignored"] == ", ".join(sent)
 
 
+def test_infill_takes_llama_servers_penalty(own: Running) -> None:
+    gap = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 12, "temperature": 0}
+    wanted, got, plain = (
+        own.post("/infill", gap | fields).json()["content"]
+        for fields in ({"repetition_penalty": 5.0}, {"repeat_penalty": 5.0}, {})
+    )
+    assert got == wanted != plain
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -191,7 +200,7 @@ def test_what_editors_send_beside_is_taken(own: Running) -> None:
         ("/infill", {"input_suffix": "a" * 10_000}, "input_prefix"),
         ("/infill", {"input_extra": [{"filename": "a"}]}, "input_extra.0.text"),
         ("/infill", {"n_predict": -3}, "n_predict"),
-        ("/infill", {"repeat_penalty": 1.5}, "repeat_penalty"),
+        ("/infill", {"repeat_penalty": 0}, "repeat_penalty"),
     ],
 )
 def test_a_gap_that_cannot_be_filled_is_refused(own: Running, path: str, fields: Any, param: str | None) -> None:

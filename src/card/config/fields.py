@@ -83,6 +83,9 @@ class InRequest:
     names: Mapping[str, str] = dataclasses.field(
         default_factory=dict
     )  # at the doors where it has another name than the setting
+    second_names: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # at the doors where some clients write it under another name; only for a setting that may be None
     bounds: Bounds | None = None  # where they are wider than the setting's own, which takes the nearest value then
     words: str = ""  # on the values that only a request may have
 

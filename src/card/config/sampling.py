@@ -156,7 +156,11 @@ class SamplingParams(Replaceable):
         above=0,
         below=math.inf,
         allowed="above 0, 1 changes nothing",
-        in_request=InRequest(doors=("completions", "ollama"), names={"ollama": "repeat_penalty"}),
+        in_request=InRequest(
+            doors=("completions", "ollama"),
+            names={"ollama": "repeat_penalty"},
+            second_names={"completions": "repeat_penalty"},  # of llama.cpp's clients
+        ),
     )
     logit_bias: Mapping[int, float] = setting(LogitBias({}), "Added to the logits of tokens, before any penalty.")
     grammar: Grammar | None = setting(

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from card.server.schemas import CommonFields, SamplingFields
+from card.server.schemas import SamplingFields
 from card.server.strict import Strict
 
 _MAX_FILES = 1024
@@ -29,10 +29,6 @@ class ExtraFile(Strict):
 class InfillRequest(SamplingFields):
     """Body of `POST /infill`."""
 
-    changing: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **CommonFields.changing,
-        "repeat_penalty": (1,),
-    }
     spelling: ClassVar[Mapping[str, str]] = {"max_tokens": "n_predict", "prompt": "input_prefix"}
 
     input_prefix: str = Field("", description="the text before the gap")

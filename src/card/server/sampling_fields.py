@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, create_model, model_validator
 
 from card.config import SamplingParams
 from card.config.fields import Setting, declared
@@ -25,15 +25,34 @@ def names_at(door: str) -> dict[str, str]:
     return {name: field for name, field in names.items() if field}
 
 
+def _second_names_at(door: str) -> dict[str, str]:
+    """Return the settings whose field has a second name at a door, and that name."""
+    settings = declared(SamplingParams).items()
+    given = {name: one.rule.in_request for name, one in settings if one.rule.in_request is not None}
+    return {name: one.second_names[door] for name, one in given.items() if door in one.second_names}
+
+
 def with_fields(base: type[B], door: str) -> type[B]:
-    """Return a body with the fields of these settings, besides those of ``base``."""
-    settings = declared(SamplingParams)
-    fields: dict[str, Any] = {field: _typed(settings[name]) for name, field in names_at(door).items()}
-    return create_model(f"{base.__name__}At{door.title()}", __base__=base, **fields)
+    """Return a body with the fields of these settings, besides those of ``base``. Two names must agree."""
+    settings, first, second = declared(SamplingParams), names_at(door), _second_names_at(door)
+    fields: dict[str, Any] = {field: _typed(settings[name]) for name, field in first.items()}
+    fields |= {other: _typed(settings[name], f"another name of {first[name]}") for name, other in second.items()}
+
+    def agree(fields: B) -> B:
+        for name, other in second.items():
+            values = getattr(fields, first[name]), getattr(fields, other)
+            if None not in values and values[0] != values[1]:
+                raise ValueError(
+                    f"{other} is another name of {first[name]}, got {values[1]} and {values[0]}; leave one out"
+                )
+        return fields
+
+    checks: dict[str, Any] = {"_second_names_agree": model_validator(mode="after")(agree)} if second else {}
+    return create_model(f"{base.__name__}At{door.title()}", __base__=base, __validators__=checks, **fields)
 
 
-def field_of(name: str) -> Any:
-    """Return the default, the bounds and the meaning of a setting as pydantic takes them."""
+def field_of(name: str, words: str = "") -> Any:
+    """Return the default, the bounds and the meaning of a setting as pydantic takes them, or other words on it."""
     one = declared(SamplingParams)[name]
     given = one.rule.in_request
     bounds = one.rule.bounds if given is None or given.bounds is None else given.bounds
@@ -44,14 +63,16 @@ def field_of(name: str) -> Any:
     }
     if one.kind is int and not limits.keys() & {"le", "lt"}:
         limits["lt"] = 2**63  # what the engine has room for
-    words = f"{one.rule.meaning} {given.words if given is not None else ''}".strip()
+    words = words or f"{one.rule.meaning} {given.words if given is not None else ''}".strip()
     return Field(one.default, description=words, **limits)
 
 
 def settings_in(fields: BaseModel, door: str) -> dict[str, Any]:
     """Return the settings that a request states, each the nearest value that a setting may have."""
-    settings, names = declared(SamplingParams), names_at(door)
-    return {name: settings[name].nearest(getattr(fields, field)) for name, field in names.items()}
+    settings, second = declared(SamplingParams), _second_names_at(door)
+    given = {name: getattr(fields, field) for name, field in names_at(door).items()}
+    given |= {name: getattr(fields, other) for name, other in second.items() if given[name] is None}
+    return {name: settings[name].nearest(value) for name, value in given.items()}
 
 
 def same_at(door: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,5 +80,5 @@ def same_at(door: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[field] for name, field in names_at(door).items()}
 
 
-def _typed(one: Setting) -> tuple[Any, Any]:
-    return one.kind | None if one.is_optional else one.kind, field_of(one.name)
+def _typed(one: Setting, words: str = "") -> tuple[Any, Any]:
+    return one.kind | None if one.is_optional else one.kind, field_of(one.name, words)

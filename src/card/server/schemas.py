@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, fie
 from card.server.guided import GuidedFields
 from card.server.sampling_fields import field_of, with_fields
 from card.server.shape import MAX_CONTAINERS, containers_in
-from card.server.strict import NotDone, Strict, at_most, takes
+from card.server.strict import Ignored, NotDone, Strict, at_most, takes
 from card.server.tool_schemas import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
 from card.text.prompts import RESERVED_KWARGS
 
@@ -130,6 +130,9 @@ if TYPE_CHECKING:
 
     class _AtCompletions(_AtEveryDoor):
         shows_tree: bool
+        presence_penalty: float
+        frequency_penalty: float
+        repetition_penalty: float | None
 
 else:
     _AtEveryDoor, _AtCompletions = with_fields(Strict, "responses"), with_fields(Strict, "completions")
@@ -164,6 +167,19 @@ class SamplingFields(CommonFields, _AtCompletions, GuidedFields):
     stream_options: StreamOptions | None = None
     best_of: int = Field(1, ge=1, le=1, description="ignored")
     return_progress: bool = Field(False, description="a stream says how far the prompt is read")
+    repeat_last_n: Annotated[Annotated[int, Field(ge=-1, lt=2**31)] | None, WithJsonSchema({"enum": [0, -1, None]})] = (
+        Field(None, description="0: no penalties; -1: they look back to the beginning, as without it")
+    )
+
+    @model_validator(mode="after")
+    def _look_back_all_the_way_or_not_at_all(self, info: ValidationInfo) -> SamplingFields:
+        if self.repeat_last_n == 0:
+            self.repetition_penalty, self.presence_penalty, self.frequency_penalty = 1.0, 0.0, 0.0
+        elif self.repeat_last_n not in (None, -1):
+            if not isinstance(info.context, Ignored):
+                raise ValueError("repeat_last_n may be 0 or -1: penalties look back to the beginning; leave it out")
+            info.context.note("repeat_last_n")
+        return self
 
     @property
     def includes_usage(self) -> bool:
