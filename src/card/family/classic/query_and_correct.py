@@ -4,7 +4,7 @@ from card.config.method import Method
 
 METHOD = Method(
     name="card",
-    summary="query and correct: drafter and target run in parallel over a shared candidate tree",
+    summary="query and correct: on few cores a chain in turns, on a drafter's own cores or device a tree beside",
     placement="process",
     usual_writers=("suffix",),  # takes microseconds, and follows repetitions further than a draft model
     is_tuned=True,
