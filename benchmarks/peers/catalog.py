@@ -10,6 +10,7 @@ from typing import Any
 from card.errors import SettingsError
 
 OURS = "card"
+BEAM_ALONE = f"{OURS}-beam"  # `card --writers beam`: without copies
 IK = "ik_llama.cpp"  # from a build that the user names
 LLAMAS = ("llama.cpp", IK)  # which read the same files
 _OPENVINO_LENGTHS = (3, 5, 8)
@@ -27,6 +28,7 @@ class ModelSpec:
     draft: str
     cost: str | None = None  # the price that the target is inflated to
     ggufs: tuple[str, ...] = ("bf16", "Q8_0", "Q4_0")
+    has_writer_row: bool = False  # `card` with its draft model as the only writer is a row, too
     stored_gguf: str | None = None  # the quantisation of NAME.gguf beside the folders, from which they were unpacked
     prompts: tuple[str, ...] = ("questions", "code", "copy-edit")  # unless others are asked for
 
@@ -44,6 +46,7 @@ MODELS: Mapping[str, ModelSpec] = MappingProxyType(
                 draft="qwen-0.5b",
                 ggufs=("bf16", "Q8_0", "Q4_K_M"),
                 stored_gguf="Q4_K_M",
+                has_writer_row=True,
                 prompts=("questions", "code"),
             ),
         )
@@ -75,6 +78,7 @@ class OwnRow:
     method: str
     length: int | None = None  # draft tokens of a round
     has_all_cores: bool = False  # a thread for each core; else the start chooses how many
+    writers: tuple[str, ...] | None = None  # None: those that the method has
 
 
 OWN_ROWS: Mapping[str, OwnRow] = MappingProxyType(
@@ -83,6 +87,7 @@ OWN_ROWS: Mapping[str, OwnRow] = MappingProxyType(
         "vanilla": OwnRow(method="vanilla"),
         "suffix": OwnRow(method="suffix"),
         OURS: OwnRow(method="card"),
+        BEAM_ALONE: OwnRow(method="card", writers=("beam",)),
         f"{OURS}-all-cores": OwnRow(method="card", has_all_cores=True),
         **{f"sps-{length}": OwnRow(method="sps", length=length, has_all_cores=True) for length in _SPS_LENGTHS},
     }
@@ -201,7 +206,8 @@ def all_rows(model: ModelSpec) -> Iterator[RowKey]:
     for peer, spec in PEERS.items():
         for quantisation in quantisations(peer, model):
             for method in spec.options:
-                yield RowKey(peer, quantisation, method)
+                if method != BEAM_ALONE or model.has_writer_row:
+                    yield RowKey(peer, quantisation, method)
 
 
 def chosen_rows(model: ModelSpec, patterns: Sequence[str], *, has_ik: bool = False) -> list[RowKey]:

@@ -6,8 +6,9 @@ python benchmarks/peers/peer_table.py benchmarks/results/peers_90M_intel.jsonl.g
 python benchmarks/peers/peer_table.py benchmarks/results/peers_*_intel.jsonl* --overview       # one table of all
 python benchmarks/peers/peer_table.py benchmarks/results/peers_*_intel.jsonl* --by-engine      # the same, turned
 
-Of ours, tables show `card` alone. It is compared with the fastest of our fixed rows (plain decoding, suffix, sequential
-speculation of each length) in the same weights, and with the fastest row of any peer.
+Of ours, tables show `card`, and `card-beam` (no copies) where it was run. Both are compared with the fastest of our
+fixed rows (plain decoding, suffix, sequential speculation of each length) in the same weights, and with the fastest row
+of any peer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
-from catalog import IK, OURS
+from catalog import BEAM_ALONE, IK, OURS
 from pages import markdown
 from peer_results import Line, Ratio, Summary, groups, read_lines, summarise
 
@@ -36,12 +37,13 @@ _HEADER = (
     "vs peers of as many bits",
     "same text",
 )
+_SHOWN = (OURS, BEAM_ALONE)  # of ours
 _PLAIN = "vanilla-all-cores"
 _PEERS = ("llama.cpp", IK, "openvino", "vllm")
 
 
 def tables(lines: Sequence[Line], *, fastest: bool = False, has_all: bool = False) -> str:
-    """Return a table for each model and set of prompts, the fastest row first; of ours, `card` alone.
+    """Return a table for each model and set of prompts, the fastest row first; of ours, `card` and `card-beam`.
 
     Args:
         fastest: only the fastest row of each other engine.
@@ -49,7 +51,7 @@ def tables(lines: Sequence[Line], *, fastest: bool = False, has_all: bool = Fals
     """
     parts = []
     for title, of_group in groups(lines).items():
-        summaries = [one for one in summarise(of_group) if has_all or one.row.peer != OURS or one.row.method == OURS]
+        summaries = [one for one in summarise(of_group) if has_all or one.row.peer != OURS or one.row.method in _SHOWN]
         if fastest:
             first_of = {summary.row.peer: summary for summary in reversed(summaries)}
             summaries = [one for one in summaries if first_of[one.row.peer] is one or one.row.peer == OURS]

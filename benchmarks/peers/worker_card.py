@@ -42,6 +42,8 @@ class Card:
             settings["threads"] = len(self._job["cores"])
         if row.length is not None:
             settings |= {"policy": "fixed", "num_speculative_tokens": LONGEST_SPS}
+        if row.writers is not None:
+            settings["writers"] = row.writers
         if at_once := option.get("at_once"):
             settings["max_num_seqs"] = at_once
         draft = self._job["draft"] if find_method(row.method).needs_draft else None
@@ -88,7 +90,7 @@ class Card:
 
 def _key(method: str, option: dict[str, Any]) -> str:
     row = OWN_ROWS[method]
-    return f"{row.method} {row.has_all_cores} {option.get('at_once')}"
+    return f"{row.method} {row.has_all_cores} {row.writers} {option.get('at_once')}"
 
 
 if __name__ == "__main__":

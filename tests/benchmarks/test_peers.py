@@ -24,6 +24,7 @@ MODULES = (
     "peer_plot",
     "peer_results",
     "peer_table",
+    "worker_card",
     "worker_process",
     "worker_protocol",
 )
@@ -154,7 +155,7 @@ def test_rows_of_ours_start_apart_but_for_those_that_differ_in_draft_length(peer
     row, name = peers.catalog.RowKey, peers.worker_process._worker_name
     names = {method: name(row("card", "int8", method), {}) for method in peers.catalog.OWN_ROWS}
     assert len({names[method] for method in names if method.startswith("sps-")}) == 1
-    assert len(set(names.values())) == 6
+    assert len(set(names.values())) == 7
 
 
 def test_a_rate_is_the_median_over_repeats_of_all_tokens_over_all_seconds(peers: SimpleNamespace) -> None:
@@ -215,6 +216,35 @@ def test_patterns_choose_rows_and_bring_plain_decoding_along(peers: SimpleNamesp
     ]
     with pytest.raises(Exception, match="unknown peer"):
         catalog.chosen_rows(catalog.MODELS["qwen"], ["sglang"])
+
+
+def test_the_real_pair_alone_has_a_row_without_copies_that_tables_show_and_do_not_call_fixed(
+    peers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = peers.catalog
+    rows = {
+        name: [one for one in catalog.all_rows(spec) if one.peer == "card"] for name, spec in catalog.MODELS.items()
+    }
+    beam = {name: [one for one in of if one.method == "card-beam"] for name, of in rows.items()}
+    assert {name: len(of) for name, of in beam.items()} == {"demo": 0, "demo-90M": 0, "demo-300M": 0, "qwen": 3}
+    assert not any(one.is_own_fixed for one in beam["qwen"])
+    lines = make_lines(peers)
+    lines += [{**line, "method": name} for line in lines if line["peer"] == "card" for name in ("card", "card-beam")]
+    shown = peers.peer_table.tables(lines)
+    assert "| card-beam |" in shown and "| vanilla-all-cores |" not in shown
+    made: list[dict[str, Any]] = []
+
+    def make(*_: object, **settings: Any) -> None:
+        made.append(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(peers.worker_card, "LLM", make)
+    worker = peers.worker_card.Card()
+    worker.load({"target": "t", "draft": "d", "dtype": "int8", "cores": [0]})
+    for method in ("card", "card-beam"):
+        with pytest.raises(KeyboardInterrupt):
+            worker.prepare(method, {}, [])
+    assert [one.get("writers") for one in made] == [None, ("beam",)]
 
 
 def fake_worker(peers: SimpleNamespace, folder: Path, timeout_s: float = 60.0) -> Any:

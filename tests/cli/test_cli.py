@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -290,6 +291,26 @@ def test_stats_go_to_standard_error(run, models):
     cost = run(*args, "--target-cost", "0.2M")
     assert cost.out == ran.out
     assert "inflated" in cost.err, "an inflated target is always labelled"
+
+
+TURNS = ("--placement", "inline", "--schedule", "turns")
+BESIDE = ("--policy", "fixed", "--placement", "thread", "--max-wait-s", "20", "--min-depth", "2", "--lead", "2")
+
+
+@pytest.mark.parametrize(("where", "shape"), [(TURNS, "chain"), (BESIDE, "tree")], ids=["turns", "beside"])
+def test_stats_say_chain_or_tree_and_what_was_drafted_and_what_was_copied(run, pair, where, shape):
+    models = ("--target", pair.target, "--draft", pair.target, "--dtype", "float32", "--writers", "beam,suffix")
+    args = ["generate", *models, *where, "--max-tokens", "48", "--ignore-eos", PROMPT]
+    stats = json.loads(run(*args, "--json").out)["stats"]
+    assert (stats["draft_shape"], stats["schedule"]) == (shape, "turns" if where is TURNS else "beside")
+    assert (stats["drafted_trees"] > stats["drafted_chains"]) == (shape == "tree")
+    assert sum(stats["accepted_shares"].values()) == pytest.approx(1.0) and stats["drafted_share"] > 0.0
+    ran = run(*args, "--stats")
+    assert f"schedule {stats['schedule']}, drafted a {shape}" in ran.err
+    counted = re.search(r"accepted (\d+): (\d+% drafted .*?), schedule", ran.err)
+    assert counted is not None, ran.err
+    counts = dict(re.findall(r"([a-z+]+) (\d+)(?=[,)])", counted[2]))
+    assert sum(map(int, counts.values())) == int(counted[1]) and counts.keys() <= {"beam", "suffix", "beam+suffix"}
 
 
 def test_chat_remembers_until_it_is_cleared(run, plain, models):

@@ -53,6 +53,7 @@ def test_figures_of_a_request_that_did_nothing_are_zero(name: str, num_new_token
     assert getattr(stats, name) == (1.0 if name == "mean_acceptance_length" else 0.0)
 
 
+ORIGINS = ("draft_shape", "accepted_shares", "drafted_share")
 IN_WORDS = {"drafter_state": "down: no such file", "speculation": "beside: as set"}
 
 
@@ -87,6 +88,26 @@ def test_candidates_are_counted_by_who_proposed_them() -> None:
     assert stats.accepted_by_writer == {"suffix": 1, "beam+suffix": 1, "beam": 1}
 
 
+def test_shares_of_writers_make_one_and_what_two_proposed_is_drafted() -> None:
+    stats = RequestStats()
+    assert (stats.accepted_shares, stats.drafted_share) == ({}, 0.0)
+    stats.count_verification(replace(offer(1, 2, 3, 4), writers=(2, 3, 1, 2)), (0, 1, 2, 3), NAMES)
+    assert stats.accepted_shares == {"suffix": 0.5, "beam+suffix": 0.25, "beam": 0.25}
+    assert stats.drafted_share == 0.5 and sum(stats.accepted_shares.values()) == 1.0
+
+
+def test_drafts_are_what_they_were_most_often() -> None:
+    stats = RequestStats()
+    stats.count_drafts(0, 0)
+    assert (stats.draft_shape, stats.drafted_chains, stats.drafted_trees) == ("", 0, 0)
+    stats.count_drafts(5, 5)
+    assert (stats.draft_shape, stats.drafted_chains) == ("chain", 1)
+    stats.count_drafts(6, 5)
+    assert (stats.draft_shape, stats.drafted_chains, stats.drafted_trees) == ("tree", 1, 1)
+    stats.count_drafts(1, 1)
+    assert stats.draft_shape == "chain"
+
+
 def test_verifications_are_counted_per_depth() -> None:
     stats = RequestStats()
     stats.count_verification(offer(1, 1, 1, 2, 2, 2, 3), (0, 3), NAMES)
@@ -108,5 +129,5 @@ def test_all_counters_and_figures_are_written_as_plain_json() -> None:
     stats.count_verification(replace(offer(1, 2), writers=(1, 3)), (0,), NAMES)
     written = stats.as_dict()
     assert json.loads(json.dumps(written, allow_nan=False)) == written
-    assert set(written) == {field.name for field in dataclasses.fields(RequestStats)} | {*DERIVED, *IN_WORDS}
+    assert set(written) == {field.name for field in dataclasses.fields(RequestStats)} | {*DERIVED, *IN_WORDS, *ORIGINS}
     assert all(written[name] == getattr(stats, name) for name in written)

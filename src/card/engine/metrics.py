@@ -48,6 +48,8 @@ class RequestStats(DrafterHealth):
     offered_per_depth: list[int] = field(default_factory=list)  # [d] rounds that offered a candidate at depth d + 1
     verified_by_writer: dict[str, int] = field(default_factory=dict)  # several writers of one candidate: joined by "+"
     accepted_by_writer: dict[str, int] = field(default_factory=dict)
+    drafted_chains: int = 0  # verifications, the last one left out, before which the draft model had a chain
+    drafted_trees: int = 0  # the same where its candidates branched, whatever was verified of them
     is_exact: bool = True  # the text is that of plain decoding
     lenient_tokens: int = 0  # kept candidates that were not the target's own choice
     hits: int = 0  # rounds whose next token was already in the target's replica
@@ -110,6 +112,23 @@ class RequestStats(DrafterHealth):
         return self.accepted_tokens / self.verified_tokens if self.verified_tokens else 0.0
 
     @property
+    def draft_shape(self) -> str:
+        """Shape of the draft model's candidates in most verifications: chain or tree; empty if it had none."""
+        if not self.drafted_chains + self.drafted_trees:
+            return ""
+        return "chain" if self.drafted_chains > self.drafted_trees else "tree"
+
+    @property
+    def accepted_shares(self) -> dict[str, float]:
+        """Share of each writer in the accepted candidates; together they make 1, or there are none."""
+        return {label: count / self.accepted_tokens for label, count in self.accepted_by_writer.items()}
+
+    @property
+    def drafted_share(self) -> float:
+        """Share of the accepted candidates that the draft model proposed, alone or with other writers, in [0, 1]."""
+        return sum(share for label, share in self.accepted_shares.items() if DRAFTER in label.split("+"))
+
+    @property
     def hit_rate(self) -> float:
         """Share of verifications whose next token was a candidate already, late hits included, in [0, 1]."""
         return (self.hits + self.late_hits) / self.target_passes if self.target_passes else 0.0
@@ -158,6 +177,11 @@ class RequestStats(DrafterHealth):
         writers = offer.writers or (DRAFTER_BIT,) * len(offer)  # the drafter alone marks nothing
         _count(self.verified_by_writer, writers, names)
         _count(self.accepted_by_writer, [writers[idx] for idx in accepted], names)
+
+    def count_drafts(self, num_nodes: int, depth: int) -> None:
+        """Add what the draft model had drafted before a verification: so many candidates, so many layers."""
+        self.drafted_chains += 0 < num_nodes == depth
+        self.drafted_trees += num_nodes > depth
 
     def as_dict(self) -> dict[str, Any]:
         """Return counters and derived figures as plain values for JSON."""

@@ -172,6 +172,8 @@ class Replica:
         """
         self.is_after_miss = False
         new_ids, self._tree_len = self._token_ids[self._tree_len :], len(self._token_ids)
+        if is_verified:
+            self._stats.count_drafts(self.tree.num_nodes, self.tree.depth)
         was_hit = self.tree.advance(new_ids) == len(new_ids)
         if is_verified and was_hit:
             self._stats.hits += 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from card.cascade import cascade_argmin, spearman
 from card.errors import ScoreError, SettingsError
+from tests.waiting import PATIENCE_S
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 DISTINCT = st.lists(st.integers(-1000, 1000), min_size=1, max_size=60, unique=True)
@@ -68,6 +71,49 @@ def test_a_worse_agreement_keeps_more_and_an_opposite_ranking_keeps_the_most():
     opposite = cascade_argmin(exact, lambda x: -x, float, reduction=2.0)
     assert (alike.num_kept, opposite.num_kept) == (1, 32)
     assert alike.num_exact <= 9
+
+
+def test_the_probe_is_scored_exactly_while_all_candidates_are_scored_cheaply():
+    cheap_began, exact_began = Event(), Event()
+    calls: list[tuple[str, int]] = []
+
+    def score(name: str, own: Event, other: Event, idx: int) -> float:
+        own.set()
+        assert other.wait(PATIENCE_S), f"the {name} score runs alone"
+        calls.append((name, idx))
+        return float(idx)
+
+    choice = cascade_argmin(
+        range(64),
+        lambda idx: score("cheap", cheap_began, exact_began, idx),
+        lambda idx: score("exact", exact_began, cheap_began, idx),
+    )
+    cheap, exact = ([idx for name, idx in calls if name == wanted] for wanted in ("cheap", "exact"))
+    assert cheap == list(range(64)), "one cheap score each, probe included"
+    assert tuple(exact[:8]) == choice.probe, "the probe comes first, an eighth"
+    assert len(exact) == len(set(exact)) == choice.num_exact <= 9
+
+
+@pytest.mark.parametrize("name", ["cheap", "exact"])
+def test_after_a_failure_no_further_score_is_begun(name):
+    other_began, has_failed, asked = Event(), Event(), list[int]()
+
+    def fail(_: int) -> float:
+        assert other_began.wait(PATIENCE_S)
+        has_failed.set()
+        raise ZeroDivisionError
+
+    def go_on(idx: int) -> float:
+        other_began.set()
+        assert has_failed.wait(PATIENCE_S)
+        asked.append(idx)
+        time.sleep(0.01)  # the failure needs a moment to be told
+        return float(idx)
+
+    scores = {"cheap": go_on, "exact": go_on} | {name: fail}
+    with pytest.raises(ZeroDivisionError):
+        cascade_argmin(range(4000), scores["cheap"], scores["exact"])
+    assert len(asked) < 400
 
 
 def test_equal_scores_share_their_mean_rank():

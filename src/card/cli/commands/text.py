@@ -38,8 +38,6 @@ from card.models.demo import DEMO_PROBLEMS
 
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM, StreamChunk
-    from card.engine.metrics import RequestStats
-
 
 system_option = click.option("--system", help="System prompt.")
 
@@ -115,7 +113,8 @@ def generate(
         if as_json:
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:
-            click.echo(stats_line(llm.method.name, chunks[-1].stats, llm.target_cost), err=True)
+            line = load("card.cli.stats_line", "").stats_line(llm.method.name, chunks[-1].stats, llm.target_cost)
+            click.echo(line, err=True)
         remark(llm, params, chunks[-1].stats.num_new_tokens, chunks[-1].finish_reason)
 
 
@@ -174,37 +173,6 @@ def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
         "target_cost": llm.target_cost,
         "stats": chunks[-1].stats.as_dict(),
     }
-
-
-def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str:
-    """Return the figures of one request in a line or two."""
-    parts = [
-        f"{method}: {stats.num_new_tokens} tokens, {stats.decode_tokens_per_s:.1f} tokens/s",
-        f"prefill {stats.prefill_s:.2f} s",
-        f"{stats.target_passes} target passes",
-    ]
-    if stats.verified_tokens:
-        parts.append(f"{stats.mean_acceptance_length:.2f} tokens a pass")
-    if stats.drafter_passes:
-        parts += [
-            f"hit rate {stats.hit_rate:.0%}",
-            f"{stats.drafter_passes} drafter passes at {stats.drafter_layers_per_s:.0f}/s",
-            f"{stats.ceiling_share:.0%} of the ceiling",
-        ]
-    if stats.verified_by_writer:
-        earned = sorted(stats.accepted_by_writer.items(), key=lambda pair: -pair[1])
-        parts.append("accepted from " + (", ".join(f"{name} {count}" for name, count in earned) or "no writer"))
-    if stats.drafter != "none":
-        is_off = stats.schedule == "off"
-        parts.append(f"speculation off ({stats.schedule_reason})" if is_off else f"schedule {stats.schedule}")
-    if stats.reused_prompt_tokens:
-        parts.append(f"{stats.reused_prompt_tokens} prompt tokens reused")
-    if stats.drafter not in ("none", "up"):
-        parts.append(f"drafter {stats.drafter_state}")
-    if stats.drafter_restarts:
-        parts.append(f"drafter replaced {stats.drafter_restarts} times")
-    line = ", ".join(parts)
-    return f"{line}\ntarget costs {target_cost}" if target_cost else line
 
 
 # ---- chat and demo ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ def _fixed(name: str, *, has_uncoupled: bool = False, is_best: bool = True, **dr
 
 METHOD = Method(
     name="card",
-    summary="query and correct: drafter and target run in parallel over a shared candidate tree",
+    summary="query and correct: on few cores a chain in turns, on a drafter's own cores or device a tree beside",
     placement="process",
     usual_writers=("suffix",),  # takes microseconds, and follows repetitions further than a draft model
     is_tuned=True,

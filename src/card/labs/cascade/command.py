@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +18,7 @@ from rich.text import Text
 from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.cli.parts.chosen_models import resolve_models
 from card.cli.parts.files import read_prompts, read_records
-from card.cli.parts.starting import Say, spinner
+from card.cli.parts.starting import spinner
 from card.cli.parts.tables import table
 from card.errors import PromptError, SettingsError
 from card.labs.cascade.examples import Beginning, PromptLoss, SolvedProblem, draw_example_sets
@@ -71,8 +71,13 @@ def run(
     torch.set_num_threads(options.pop("threads") or torch.get_num_threads())
     with spinner("loading the models") as say:
         exact, cheap = (_load(name, judges, options) for name in (target, draft))
+
+        def tell() -> None:
+            passes = f"{exact.num_passes} with {target}, {cheap.num_passes} with {draft}"
+            say(f"scoring candidates, passes so far: {passes}")
+
         choice = cascade_argmin(
-            asked, _told(cheap, say, draft), _told(exact, say, target), seed=seed, measures_regret=measures_regret
+            asked, _told(cheap, tell), _told(exact, tell), seed=seed, measures_regret=measures_regret
         )
     if choice.best_score == float("inf"):
         kind = "instruction" if shots is None and instructions else f"set of {shots or _SHOTS} examples"
@@ -102,11 +107,11 @@ def _load(name: str, judges: Sequence[SolvedProblem], where: dict[str, Any]) -> 
     return PromptLoss(runner, load_tokenizer(name), judges)
 
 
-def _told(loss: PromptLoss, say: Say, name: str) -> Any:
-    """Return the score; each call shows its progress in the spinner."""
+def _told(loss: PromptLoss, tell: Callable[[], None]) -> Callable[[Beginning], float]:
+    """Return the score; each call shows the progress in the spinner."""
 
     def score(beginning: Beginning) -> float:
-        say(f"scoring candidates with {name}, {loss.num_passes} passes so far")
+        tell()
         return loss(beginning)
 
     return score

@@ -29,7 +29,7 @@ def choose_examples(**options: Any) -> int:
 
     With --instructions an instruction is chosen, which stands before each question.
 
-    The draft model scores all candidates, the target a probe and what the draft model's ranking leaves: the fewer, the
-    better both rank the probe. The best one may be missed.
+    The draft model scores all candidates, the target meanwhile a random probe, and then what the draft model's ranking
+    leaves: the fewer, the better both rank the probe. The best one may be missed.
     """
     return run("card.labs.cascade.command.run", **options)

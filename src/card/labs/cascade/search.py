@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -53,31 +55,33 @@ def cascade_argmin(
 ) -> CascadeChoice[T]:
     """Return the candidate with the lowest exact score, among those that the cheap score does not rule out.
 
-    A random probe is scored both ways. The better both rankings agree there, the fewer candidates are kept: of B with
+    A random probe is scored both ways: exactly at the same time as all candidates are scored cheaply, so the two scores
+    are called in two threads. The better both rankings agree there, the fewer candidates are kept: of B with
     rank correlation r, ceil((1 - r) / 2 * B / reduction), those with the lowest cheap scores, and one at least.
 
     Args:
         cheap, exact: scores of one candidate; lower is better, and inf never wins against a number.
         probe_size: candidates of the probe. None: an eighth of all, and two at least.
         reduction: divides what is kept; 1 or more. Smaller values keep more.
-        seed: of the probe.
+        seed: of the probe, which is drawn before anything is scored.
         measures_regret: score all others exactly, too, and report the loss.
     Raises: SettingsError for no candidates, a probe of fewer than two, or a reduction below 1; ScoreError for a score
-        that is no number.
+        that is no number; whatever a score raises. No score is begun after one failed.
     Source: arXiv:2403.01251, with one change: an undefined correlation keeps all candidates.
     """
     size = _check(candidates, probe_size, reduction)
     scored = _Scores(candidates, exact, "exact")
     probe = tuple(sorted(random.Random(seed).sample(range(len(candidates)), size)))
-    cheap_scores = _Scores(candidates, cheap, "cheap").of(range(len(candidates)))
+    everything = range(len(candidates))
+    cheap_scores = _at_once(_Scores(candidates, cheap, "cheap"), everything, scored, probe)
     correlation = spearman([cheap_scores[idx] for idx in probe], scored.of(probe).values())
-    kept = sorted(range(len(candidates)), key=cheap_scores.__getitem__)
+    kept = sorted(everything, key=cheap_scores.__getitem__)
     if correlation is not None:
         disagreement = (1.0 - correlation) / 2.0
         kept = kept[: max(1, math.ceil(disagreement * len(candidates) / reduction))]
     exact_scores = dict(scored.of([*probe, *kept]))
     best_idx = min(exact_scores, key=lambda idx: (exact_scores[idx], idx))
-    regret = _regret(exact_scores[best_idx], scored.of(range(len(candidates))).values()) if measures_regret else None
+    regret = _regret(exact_scores[best_idx], scored.of(everything).values()) if measures_regret else None
     return CascadeChoice(
         best=candidates[best_idx],
         best_idx=best_idx,
@@ -124,6 +128,18 @@ def _check(candidates: Sequence[object], probe_size: int | None, reduction: floa
     return min(wanted, len(candidates))
 
 
+def _at_once(cheap: _Scores[T], everything: Iterable[int], exact: _Scores[T], probe: Iterable[int]) -> dict[int, float]:
+    """Score everything cheaply in a second thread while this one scores the probe exactly. Returns: the cheap scores.
+
+    If one fails, neither begins another score.
+    """
+    failed = Event()
+    with ThreadPoolExecutor(1) as pool:
+        cheap_scores = pool.submit(cheap.of, everything, failed)
+        exact.of(probe, failed)
+        return cheap_scores.result()
+
+
 def _regret(chosen: float, scores: Iterable[float]) -> float:
     best = min(scores)
     return 0.0 if chosen == best else chosen - best  # two infinite scores are equal
@@ -136,9 +152,24 @@ class _Scores(Generic[T]):
         self._candidates, self._score, self._name = candidates, score, name
         self._known: dict[int, float] = {}
 
-    def of(self, places: Iterable[int]) -> dict[int, float]:
-        """Return the scores of these candidates, in their order. Raises: ScoreError for one that is no number."""
-        return {idx: self._known[idx] if idx in self._known else self._ask(idx) for idx in places}
+    def of(self, places: Iterable[int], failed: Event | None = None) -> dict[int, float]:
+        """Return the scores of these candidates, in their order.
+
+        Args:
+            failed: set by the first of several calls that fails; the others then end early.
+        Raises: ScoreError for a score that is no number.
+        """
+        found: dict[int, float] = {}
+        try:
+            for idx in places:
+                if failed is not None and failed.is_set():
+                    break
+                found[idx] = self._known[idx] if idx in self._known else self._ask(idx)
+        except BaseException:
+            if failed is not None:
+                failed.set()
+            raise
+        return found
 
     def _ask(self, idx: int) -> float:
         score = float(self._score(self._candidates[idx]))

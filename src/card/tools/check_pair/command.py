@@ -64,6 +64,11 @@ CARRIED = (  # options that the suggested command repeats
     *("target_cost", "dtype", "device", "draft_device", "max_model_len", "threads", "draft_threads"),
     *("cores", "draft_cores"),
 )
+_SHORT: dict[Schedule, str] = {
+    "beside": "beside the target",
+    "turns": "in turns",
+    "off": "the drafter rested at the end",
+}
 _SCHEDULES: dict[Schedule, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
 
 
@@ -237,6 +242,8 @@ def print_report(console: Console, report: PairReport, *, is_wide: bool) -> None
         console.print()
     answer = Text("yes: " if report.is_worth_it else "no: ", style="bold green" if report.is_worth_it else "bold red")
     console.print(answer.append(report.reason, style="default"))
+    if report.speeds:
+        console.print(Text(_origin_note(report.speeds)))
     console.print(Text(f"run it: {report.command}"), soft_wrap=True)
 
 
@@ -298,6 +305,12 @@ def _speed_note(speeds: Speeds) -> str:
     if speeds.is_same_text:
         return f"{note} The texts are the same."
     return f"{note} The texts differ: in 16-bit arithmetic two tokens may tie."
+
+
+def _origin_note(speeds: Speeds) -> str:
+    """Return what `card` verified in the timed runs: a chain or a tree, and who wrote what was accepted."""
+    drafted = f"the draft model wrote {speeds.shape_in_words or 'nothing'}"
+    return f"{_SHORT[speeds.schedule]}: {drafted}; {speeds.accepted_in_words}"
 
 
 def _runs(count: int) -> str:

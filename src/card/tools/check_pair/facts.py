@@ -96,6 +96,12 @@ class Speeds:
     schedule: Schedule  # at the end
     schedule_reason: str
     is_same_text: bool
+    shape: str  # of what the draft model wrote in card's timed runs: chain or tree; empty: nothing
+    shape_in_words: str
+    num_accepted: int  # candidates kept in these runs
+    drafted_share: float  # of these, those that the draft model wrote, alone or with other writers, in [0, 1]
+    accepted_shares: dict[str, float]  # by writer; together 1, or none
+    accepted_in_words: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ from typing import cast
 
 from card.api.llm import LLM
 from card.api.outputs import StreamChunk
+from card.cli.stats_line import accepted_in_words, shape_in_words
 from card.config import SamplingParams
+from card.engine.metrics import RequestStats
 from card.errors import PromptError
 from card.tools.check_pair.facts import MeasuredAgreement, Speeds
 
@@ -48,6 +50,7 @@ class _MeasuredAnswer:
     token_ids: tuple[int, ...]
     chains: tuple[tuple[int, int], ...]  # of each pass: candidates offered, candidates accepted
     decode_s: float  # from the first token to the last
+    stats: RequestStats
     is_cut: bool  # time was up
 
 
@@ -102,6 +105,7 @@ def measure_speeds(
     Raises: PromptError if the answers are too short to time anything.
     """
     rates: list[tuple[float, float]] = []  # of the timed pairs: plain, tuned
+    timed: list[_MeasuredAnswer] = []  # of card
     num_prompts, is_same_text, is_cut = len(prompts), True, False
     pair_s = 0.0
     for run in range(1 + TIMED_RUNS):
@@ -122,9 +126,11 @@ def measure_speeds(
             if was_cut and min(_num_timed(slow), _num_timed(fast)) < _LEAST_TIMED_TOKENS:
                 break
             rates.append((_rate(slow), _rate(fast)))
+            timed += fast
             num_prompts = min(num_prompts, len(slow), len(fast))
     if not rates:
         return None
+    told = RequestStats.joined(answer.stats for answer in timed)
     speed_ups = tuple(fast_rate / slow_rate for slow_rate, fast_rate in rates)
     return Speeds(
         plain_tokens_per_s=median(slow_rate for slow_rate, _ in rates),
@@ -136,6 +142,12 @@ def measure_speeds(
         schedule=tuned.host.policy.schedule,
         schedule_reason=tuned.stats().schedule_reason,
         is_same_text=is_same_text,
+        shape=told.draft_shape,
+        shape_in_words=shape_in_words(told),
+        num_accepted=told.accepted_tokens,
+        drafted_share=told.drafted_share,
+        accepted_shares=told.accepted_shares,
+        accepted_in_words=accepted_in_words(told),
     )
 
 
@@ -176,7 +188,7 @@ def _decode(llm: LLM, prompt: str, max_tokens: int, limit: TimeLimit) -> _Measur
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0).resolved()
     chunks = llm.stream(messages if llm.host.tokenizer.chat_template else prompt, params)
     first_at = last_at = 0.0
-    is_cut = False
+    stats, is_cut = RequestStats(), False
     with closing(cast("Generator[StreamChunk, None, None]", chunks)):  # which drops the rest of the request
         for chunk in chunks:
             last_at = limit.clock()
@@ -185,11 +197,12 @@ def _decode(llm: LLM, prompt: str, max_tokens: int, limit: TimeLimit) -> _Measur
             taken = chunk.stats.accepted_tokens - accepted
             is_end_in_chain = len(chunk.token_ids) == taken  # the rest of the chain is unknown
             chains.append((taken if is_end_in_chain else chunk.stats.verified_tokens - verified, taken))
-            verified, accepted = chunk.stats.verified_tokens, chunk.stats.accepted_tokens
+            stats = chunk.stats
+            verified, accepted = stats.verified_tokens, stats.accepted_tokens
             if last_at >= limit.until and len(chains) >= _LEAST_CHUNKS:
                 is_cut = chunk.finish_reason is None
                 break
-    return _MeasuredAnswer(tuple(token_ids), tuple(chains), last_at - first_at, is_cut)
+    return _MeasuredAnswer(tuple(token_ids), tuple(chains), last_at - first_at, stats, is_cut)
 
 
 def _too_short() -> PromptError:

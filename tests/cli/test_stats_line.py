@@ -1,0 +1,47 @@
+"""The words about one request's candidates: chain or tree, drafted or copied."""
+
+from __future__ import annotations
+
+import pytest
+
+from card.cli.stats_line import COPYING, accepted_in_words, shape_in_words, stats_line
+from card.drafting.local import writer_names
+from card.engine.metrics import RequestStats
+
+
+def test_the_shape_of_drafts_is_told_with_how_often_they_branched() -> None:
+    assert shape_in_words(RequestStats()) == ""
+    assert shape_in_words(RequestStats(drafted_chains=4)) == "a chain"
+    assert shape_in_words(RequestStats(drafted_chains=4, drafted_trees=12)) == "a tree in 12 of 16 passes"
+    assert shape_in_words(RequestStats(drafted_chains=4, drafted_trees=1)) == "a chain in 4 of 5 passes"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "words"),
+    [
+        ({}, "accepted 0"),
+        ({"suffix": 2, "beam": 1}, "accepted 3: 33% drafted (beam 1), 67% copied (suffix 2)"),
+        (
+            {"beam": 5, "beam+suffix": 3, "store": 1, "grammar": 1},
+            "accepted 10: 80% drafted (beam 5, beam+suffix 3), 10% copied (store 1), 10% forced (grammar 1)",
+        ),
+        (
+            {"beam": 1, "suffix+grammar": 1, "ctc": 2},
+            "accepted 4: 25% drafted (beam 1), 25% copied (suffix+grammar 1), 50% of other writers (ctc 2)",
+        ),
+    ],
+)
+def test_accepted_candidates_are_told_by_who_wrote_them(accepted: dict[str, int], words: str) -> None:
+    stats = RequestStats(accepted_by_writer=accepted, accepted_tokens=sum(accepted.values()))
+    assert accepted_in_words(stats) == words
+
+
+def test_every_writer_that_is_listed_copies_or_is_a_trained_head() -> None:
+    assert set(writer_names()) - COPYING == {"ctc", "hivis"}
+    assert set(writer_names()) >= COPYING
+
+
+def test_without_a_drafter_there_is_no_shape_and_nothing_drafted() -> None:
+    stats = RequestStats(verified_by_writer={"echo": 3}, accepted_by_writer={"echo": 2}, accepted_tokens=2)
+    line = stats_line("suffix", stats, None)
+    assert "accepted from echo 2" in line and "drafted" not in line and "schedule" not in line
