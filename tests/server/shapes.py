@@ -104,6 +104,15 @@ OWN = [{"name": one["name"], "description": one["description"], "input_schema": 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": A, "strict": True}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "shell", "arguments": '{"command":"ls"}'}}
+CUSTOM = {
+    "type": "custom",
+    "custom": {
+        "name": "apply_patch",
+        "description": "Edits files.",
+        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "*** Begin Patch"'}},
+    },
+}
+CUSTOM_CALL = {"type": "custom", "custom": {"name": "apply_patch", "input": PATCH}}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "a.py\nGreet."}
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -337,6 +346,20 @@ OF_CHAT = [
         CHAT,
         asked(cache_prompt=True, id_slot=0, n_keep=-1, chat_template_kwargs={"enable_thinking": False}),
         ignored=("cache_prompt", "id_slot", "n_keep"),
+    ),
+    Shape(
+        "OpenAI's client: a custom tool with a grammar, its call and its result",
+        CHAT,
+        {
+            "messages": [
+                user("Edit it."),
+                {"role": "assistant", "content": None, "tool_calls": [{"id": "c3", **CUSTOM_CALL}]},
+                {"role": "tool", "tool_call_id": "c3", "content": "Greet."},
+            ],
+            "tools": [CUSTOM],
+            "tool_choice": "auto",
+        },
+        ignored=("tools.format",),
     ),
     Shape("llama.cpp: a schema", CHAT, asked("Greet.", json_schema={"const": 7}), "Seven."),
     Shape("llama.cpp: a grammar", CHAT, asked("Greet.", grammar='root ::= "7"'), "Seven."),

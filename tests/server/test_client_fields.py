@@ -97,6 +97,7 @@ def test_what_would_change_the_text_is_refused_by_name(server: Running, door: st
 def test_a_strict_server_refuses_what_nothing_reads(strict_server: Running) -> None:
     for door, fields, param in (
         (CHAT, {"cache_prompt": True}, "cache_prompt"),
+        (CHAT, {"repeat_last_n": 64}, "repeat_last_n"),
         (RESPONSE, {"client_metadata": {}}, "client_metadata"),
         (RESPONSE, {"tools": [{"type": "web_search"}]}, "tools.0"),
         (RESPONSE, {"tools": [{"type": "custom", "name": "x", "format": LARK}]}, "tools.0.custom.format"),

@@ -369,6 +369,9 @@ UNKNOWN_KEY = tool("f", a={"not": {"type": "string"}})["function"]["parameters"]
         ({"tools": [ADD, ADD]}, None, "needs a different name"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
         ({"tools": [tool("no good")]}, "tools.0.function.name", "pattern"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools.0.custom.name", "pattern"),
+        ({"tools": [{"type": "custom"}]}, "tools.0.custom", "required"),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, None, "not among the tools"),
         ({"tools": [{"type": "function"}]}, "tools.0.function", "required"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, None, "object"),
         (

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from card.api.outputs import StreamChunk
 from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
+from card.server.custom_tools import InputText
 from card.server.generation import Choice, Generation, generate
 from card.server.params import sampling_params
 from card.server.prediction import predicted
@@ -95,7 +96,7 @@ def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choic
     if said.thoughts:
         message |= _thoughts(said.thoughts)
     if said.calls:
-        message["tool_calls"] = [_call(plan, *call) for call in said.calls]
+        message["tool_calls"] = [_call(plan, fields.custom_tools, *call) for call in said.calls]
     logprobs = service.names.chat_logprobs(token for chunk in chunks for token in content_logprobs(chunk))
     return {
         "index": choice.index,
@@ -118,9 +119,21 @@ def content_logprobs(chunk: StreamChunk) -> list[TokenLogprobs]:
     return [token for token, thinks in zip(chunk.logprobs, chunk.thinks, strict=False) if not thinks]
 
 
-def _call(plan: ToolPlan, name: str, arguments: str = "") -> dict[str, Any]:
-    """Return a call, or its beginning, behind which its arguments follow."""
-    return {"id": plan.new_call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(plan: ToolPlan, custom: frozenset[str], name: str, arguments: str = "") -> dict[str, Any]:
+    """Return a call, or its beginning, behind which its arguments follow.
+
+    Args:
+        custom: names of the custom tools, whose calls have a text as their input.
+    """
+    call_id = plan.new_call_id()
+    if name not in custom:
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    reader = InputText()
+    return {
+        "id": call_id,
+        "type": "custom",
+        "custom": {"name": name, "input": reader.push(arguments) + reader.finish()},
+    }
 
 
 class _Writer:
@@ -130,6 +143,8 @@ class _Writer:
         self._service, self._fields, self._plan, self._head = service, fields, plan, head
         self._has_begun = False
         self._num_calls = 0
+        self._custom = fields.custom_tools
+        self._input: InputText | None = None  # of the last call, if it is one of a custom tool that is not over
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is not known yet
 
     def events(self, choice: Choice, chunk: StreamChunk) -> bytes:
@@ -138,7 +153,8 @@ class _Writer:
         self._has_begun = True
         self._logprobs += content_logprobs(chunk)
         is_end = chunk.finish_reason is not None
-        deltas = [self._delta(piece) for piece in chunk.parts]
+        deltas = [delta for piece in chunk.parts for delta in self._deltas(piece)]
+        deltas += self._rest() if is_end else []
         if not deltas and not is_end and not self._fields.shows_tree:
             return begin
         parts: list[dict[str, Any]] = [{"delta": delta} for delta in deltas or [{}]]
@@ -150,18 +166,29 @@ class _Writer:
         parts[-1]["finish_reason"] = _finish_reason(chunk.finish_reason, self._num_calls)
         return begin + b"".join(self._event(choice, **part) for part in parts)
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
+    def _deltas(self, piece: Piece) -> list[dict[str, Any]]:
         match piece:
-            case Content(text):
-                return {"content": text}
-            case Thoughts(text):
-                return _thoughts(text)
-            case CallBegun(call_idx, name):
-                self._num_calls += 1
-                call = {"index": call_idx, **_call(self._plan, name)}
             case CallArguments(call_idx, text):
-                call = {"index": call_idx, "function": {"arguments": text}}
-        return {"tool_calls": [call]}
+                if self._input is not None:
+                    return self._more_input(self._input.push(text))
+                return [{"tool_calls": [{"index": call_idx, "function": {"arguments": text}}]}]
+            case CallBegun(call_idx, name):
+                rest = self._rest()
+                self._num_calls += 1
+                self._input = InputText() if name in self._custom else None
+                return [*rest, {"tool_calls": [{"index": call_idx, **_call(self._plan, self._custom, name)}]}]
+            case Thoughts(text):
+                return [*self._rest(), _thoughts(text)]
+            case Content(text):
+                return [*self._rest(), {"content": text}]
+
+    def _rest(self) -> list[dict[str, Any]]:
+        """End the call of a custom tool, if the last one is open."""
+        reader, self._input = self._input, None
+        return [] if reader is None else self._more_input(reader.finish())
+
+    def _more_input(self, text: str) -> list[dict[str, Any]]:
+        return [{"tool_calls": [{"index": self._num_calls - 1, "custom": {"input": text}}]}] if text else []
 
     def _event(self, choice: Choice, delta: dict[str, Any], **told: Any) -> bytes:
         content = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None, **told}

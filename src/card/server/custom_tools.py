@@ -1,15 +1,16 @@
-"""Custom tools of the Responses API, whose input is one text: a model calls them as functions with one argument."""
+"""Custom tools, whose input is one text: a model calls them as functions with one argument."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from card.server.strict import Ignored, Strict
-from card.server.tool_schemas import NAME_PATTERN, decoded_arguments
+from card.server.tool_schemas import NAME_PATTERN, CalledFunction, FunctionDefinition, ToolCall, decoded_arguments
 
 _INPUT = "input"  # the argument's name
 
@@ -32,10 +33,9 @@ class CustomFormat(Strict):
         return self
 
 
-class CustomTool(Strict):
+class CustomDefinition(Strict):
     """A tool whose input is a text. The model is told its grammar, and not held to it."""
 
-    type: Literal["custom"]
     name: str = Field(pattern=NAME_PATTERN)
     description: str | None = None
     format: CustomFormat | None = None
@@ -54,10 +54,87 @@ class CustomTool(Strict):
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
 
+class CustomTool(CustomDefinition):
+    """A custom tool of a response."""
+
+    type: Literal["custom"]
+
+
 def as_arguments(text: str) -> str:
     """Return the arguments of a call whose input is a text."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
+
+# ---- in chat completions ---------------------------------------------------------------------------------------------
+
+_GRAMMAR_SCHEMA = {
+    "type": "object",
+    "properties": {"syntax": {"enum": ["lark", "regex"]}, "definition": {"type": "string"}},
+    "required": ["syntax", "definition"],
+}
+_FORMAT_SCHEMA = {
+    "anyOf": [
+        {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "grammar"}, "grammar": _GRAMMAR_SCHEMA},
+            "required": ["type", "grammar"],
+        },
+        {"type": "null"},
+    ]
+}
+
+
+def _flat(value: object) -> object:
+    """Return a form as responses have it: with the grammar's fields beside its type."""
+    if not (isinstance(value, dict) and isinstance(value.get("grammar"), dict)):
+        return value
+    return {**{name: one for name, one in value.items() if name != "grammar"}, **value["grammar"]}
+
+
+class _ChatDefinition(CustomDefinition):
+    format: Annotated[CustomFormat | None, BeforeValidator(_flat), WithJsonSchema(_FORMAT_SCHEMA)] = None
+
+
+class OfferedCustom(Strict):
+    """A custom tool of a chat completion."""
+
+    type: Literal["custom"]
+    custom: _ChatDefinition
+
+    @cached_property
+    def function(self) -> FunctionDefinition:
+        """The function that stands for the tool."""
+        return FunctionDefinition.model_validate(self.custom.as_function())
+
+
+class CalledCustom(Strict):
+    """The custom tool of an earlier call, and its input."""
+
+    name: str
+    input: str
+
+
+class CustomCall(Strict):
+    """A call of a custom tool that the model made in an earlier turn."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CalledCustom
+    index: int | None = None  # left over from a client that has joined a stream
+
+    @cached_property
+    def function(self) -> CalledFunction:
+        """The call, as that of a function."""
+        called = {"name": self.custom.name, "arguments": as_arguments(self.custom.input)}
+        return CalledFunction.model_validate(called)
+
+    def as_template_has_it(self) -> dict[str, Any]:
+        """Return the call in the shape that chat templates read."""
+        return ToolCall(id=self.id, function=self.function).as_template_has_it()
+
+
+# ---- texts in arguments ----------------------------------------------------------------------------------------------
 
 _BEGINNING = re.compile(rf'\s*(?:\{{\s*"{_INPUT}"\s*:\s*)?"')
 _HEX = "[0-9a-fA-F]"

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
+from card.server.custom_tools import CustomCall, OfferedCustom
 from card.server.guided import GuidedFields
 from card.server.sampling_fields import field_of, with_fields
 from card.server.shape import MAX_CONTAINERS, containers_in
-from card.server.strict import Ignored, NotDone, Strict, at_most, takes
-from card.server.tool_schemas import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
+from card.server.strict import Ignored, NotDone, Strict, at_most, by_type, takes
+from card.server.tool_schemas import MAX_TOOLS, NamedCustom, NamedTool, Tool, ToolCall, ToolChoice
 from card.text.prompts import RESERVED_KWARGS
 
 MAX_MESSAGES = 10_000  # each takes at least one token of the context
@@ -171,14 +172,19 @@ class SamplingFields(CommonFields, _AtCompletions, GuidedFields):
         Field(None, description="0: no penalties; -1: they look back to the beginning, as without it")
     )
 
+    @field_validator("repeat_last_n")
+    @classmethod
+    def _look_back_all_the_way_or_not_at_all(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, 0, -1):
+            if not isinstance(info.context, Ignored):
+                raise ValueError("may be 0 or -1: penalties look back to the beginning; leave it out")
+            info.context.note("repeat_last_n")
+        return value
+
     @model_validator(mode="after")
-    def _look_back_all_the_way_or_not_at_all(self, info: ValidationInfo) -> SamplingFields:
+    def _no_look_back_is_no_penalty(self) -> SamplingFields:
         if self.repeat_last_n == 0:
             self.repetition_penalty, self.presence_penalty, self.frequency_penalty = 1.0, 0.0, 0.0
-        elif self.repeat_last_n not in (None, -1):
-            if not isinstance(info.context, Ignored):
-                raise ValueError("repeat_last_n may be 0 or -1: penalties look back to the beginning; leave it out")
-            info.context.note("repeat_last_n")
         return self
 
     @property
@@ -223,7 +229,9 @@ class Message(AnsweredFields):
         str | list[dict[str, Any]], WithJsonSchema(_CONTENT_SCHEMA), takes("a string or a list of parts")
     ] = Field(None, validate_default=True)
     name: str | None = None
-    tool_calls: list[ToolCall] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_calls: list[Annotated[ToolCall | CustomCall, by_type(ToolCall, CustomCall)]] = Field(
+        default_factory=list, max_length=MAX_TOOLS, fail_fast=True
+    )
     tool_call_id: str | None = None
 
     @field_validator("content", mode="before")
@@ -283,7 +291,9 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: MaxTokens = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[Annotated[Tool | OfferedCustom, by_type(Tool, OfferedCustom)]] = Field(
+        default_factory=list, max_length=MAX_TOOLS, fail_fast=True
+    )
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
@@ -291,6 +301,11 @@ class ChatRequest(SamplingFields):
     thinking_budget: int | None = Field(None, ge=0, lt=2**31, description="most tokens of thoughts")
     prediction: Prediction | None = Field(None, description="a text that the answer may repeat: it comes faster then")
     modalities: list[Literal["text"]] = Field(default_factory=list, max_length=8, fail_fast=True)
+
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """Names of the tools whose input is one text."""
+        return frozenset(tool.custom.name for tool in self.tools if isinstance(tool, OfferedCustom))
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -320,7 +335,7 @@ class ChatRequest(SamplingFields):
             raise ValueError("tools: each function needs a different name")
         if self.tool_choice == "required" and not names:
             raise ValueError('tool_choice "required" needs tools')
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+        if isinstance(self.tool_choice, NamedTool | NamedCustom) and self.tool_choice.function.name not in names:
             name = self.tool_choice.function.name[:64]
             raise ValueError(f"tool_choice names {name!r}, which is not among the tools")
         return self

@@ -89,6 +89,18 @@ def takes(words: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
+def by_type(usual: type[Strict], custom: type[Strict]) -> WrapValidator:
+    """Read an object as what its type says, so that errors are those of that body alone."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        if isinstance(value, Strict):
+            return handler(value)
+        is_custom = isinstance(value, dict) and value.get("type") == "custom"
+        return (custom if is_custom else usual).model_validate(value, context=info.context)
+
+    return WrapValidator(validate)
+
+
 def at_most(count: int) -> BeforeValidator:
     """Refuse an object with more than ``count`` names before its values are read."""
 

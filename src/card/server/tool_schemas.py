@@ -8,7 +8,7 @@ import msgspec
 from pydantic import Field, WithJsonSchema, field_validator
 
 from card.server.shape import shape_of
-from card.server.strict import Strict, takes
+from card.server.strict import Strict, by_type, takes
 
 NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,128}$"
 MAX_TOOLS = 1024
@@ -44,7 +44,7 @@ class FunctionDefinition(Strict):
 
 
 class Tool(Strict):
-    """A tool; only functions are supported."""
+    """A function that is offered."""
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -63,8 +63,20 @@ class NamedTool(Strict):
     function: FunctionName
 
 
+class NamedCustom(Strict):
+    """The custom tool that must be called."""
+
+    type: Literal["custom"]
+    custom: FunctionName
+
+    @property
+    def function(self) -> FunctionName:
+        """The function that stands for the tool."""
+        return self.custom
+
+
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedTool,
+    Literal["none", "auto", "required"] | Annotated[NamedTool | NamedCustom, by_type(NamedTool, NamedCustom)],
     takes('"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'),
 ]
 

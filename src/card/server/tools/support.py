@@ -13,7 +13,7 @@ from typing import Any
 from card.config import Grammar
 from card.server.errors import bad_request
 from card.server.schemas import THINKING_SWITCHES, ChatRequest, Message
-from card.server.tool_schemas import FunctionDefinition, NamedTool
+from card.server.tool_schemas import FunctionDefinition, NamedCustom, NamedTool
 from card.server.tools.grammar import Guide
 from card.text.parts.answer_format import AnswerFormat
 from card.text.parts.calls import JsonCalls
@@ -151,6 +151,7 @@ class ToolSupport:
 
     def _plan(self, fields: ChatRequest) -> ToolPlan:
         choice, answers = fields.tool_choice, self._answers
+        named = choice.function.name if isinstance(choice, NamedTool | NamedCustom) else None
         functions = [tool.function for tool in fields.tools] if choice != "none" else []
         if functions and not answers.writes_calls:
             raise bad_request(
@@ -159,10 +160,10 @@ class ToolSupport:
                 "tools",
             )
         conversation = self.conversation(fields.messages, functions, template_variables(fields))
-        if isinstance(choice, NamedTool):
-            functions = [function for function in functions if function.name == choice.function.name]
+        if named is not None:
+            functions = [function for function in functions if function.name == named]
         is_forced = bool(functions) and choice != "auto"
-        allows_several = fields.parallel_tool_calls and not isinstance(choice, NamedTool)
+        allows_several = fields.parallel_tool_calls and named is None
         content = fields.grammar()
         if functions and not is_forced and content is not None and content.kind not in ("json_object", "json_schema"):
             raise bad_request(f'{fields.guide} does not go with tool_choice "auto"; leave one out', fields.guide)
