@@ -14,14 +14,13 @@ from pathlib import Path
 
 import click
 
-from card.cli.help import TITLE_OF
 from card.cli.main import cli
+from card.cli.parts.sections import SECTIONS, is_common, section_of
 
 WIDTH = 110  # columns of a line
 NAME_WIDTH = 34  # columns for names; what is longer has a line of its own
 SEVERAL = "; may be given several times"  # what --help says of an option that here has dots
 BOUNDS = re.compile(r"; (\d+<=)?x[<>]=\d+(?=\])|  \[(\d+<=)?x[<>]=\d+\]")  # click's words for a range
-ORDER = {name: place for place, name in enumerate(TITLE_OF)}
 OTHERS = "Output"  # the group of what has no section in --help
 EVERYWHERE = frozenset({"help", "help_all"})  # said once, in the head
 HEAD = """\
@@ -81,7 +80,7 @@ def shared_groups(commands: Sequence[Command]) -> dict[str, list[Option]]:
         described = option.group, option.names, option.words
         users.setdefault(option.name, Counter())[described] += 1
         defaults.setdefault(described, Counter())[option.default] += 1
-    groups: dict[str, list[Option]] = {title: [] for title in dict.fromkeys((*TITLE_OF.values(), OTHERS))}
+    groups: dict[str, list[Option]] = {title: [] for title in (*SECTIONS, OTHERS)}
     for described_by in users.values():
         (described, count), *_ = described_by.most_common(1)
         if count > 1:
@@ -103,7 +102,7 @@ def _commands(command: click.Command, name: str, parent: click.Context | None) -
 
 def _described(context: click.Context, params: Iterable[click.Parameter]) -> Iterator[Option]:
     """Yield the options as --help-all describes them, in the order of its sections."""
-    for param in sorted(params, key=lambda param: ORDER.get(param.name or "", -1)):
+    for param in sorted(params, key=_place):
         record = param.get_help_record(context) if isinstance(param, click.Option) else None
         if record is None or param.name in EVERYWHERE or "--verbose" in param.opts:
             continue
@@ -113,11 +112,16 @@ def _described(context: click.Context, params: Iterable[click.Parameter]) -> Ite
         value = ("=" if param.nargs == 1 else " ") + metavar.removesuffix(" RANGE") if metavar else ""
         dots = "..." if param.multiple else ""
         yield Option(
-            group=TITLE_OF.get(param.name or "", OTHERS),
+            group=section_of(param) or OTHERS,
             names=flags + value + dots,
             words=words.replace(SEVERAL, ""),
             default="(required)" if param.required else "[" * bool(default) + default.removeprefix("default: "),
         )
+
+
+def _place(param: click.Parameter) -> tuple[int, bool]:
+    section = section_of(param)
+    return SECTIONS.index(section) if section else -1, not is_common(param)
 
 
 def _own(command: Command, shared: Mapping[str, Sequence[Option]]) -> list[str]:

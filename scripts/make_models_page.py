@@ -260,7 +260,7 @@ def _files_of(names: Sequence[str]) -> str:
     found: dict[str, list[str]] = {}
     for name in names:
         entry = find_architecture(name)
-        for known in () if entry is None else entry.gguf_names:
+        for known in () if entry is None else entry.gguf.names:
             found.setdefault(known, []).append(name)
     files = [file if its == [file] else f"{file} ({', '.join(its)})" for file, its in sorted(found.items())]
     return ", ".join(files) or "none"

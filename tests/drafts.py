@@ -11,10 +11,10 @@ import pytest
 
 from card.config import SamplingRule, TreeShape
 from card.drafting.beam import BeamSequence
+from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import CardError
 from card.models.protocol import NO_PARENT
-from card.protocol.messages import DraftSpec
 from card.tree.logits import log_softmax
 from card.tree.nodes import NewNodes
 from tests.toy import TableModel

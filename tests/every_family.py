@@ -1,4 +1,4 @@
-"""The script that makes tiny models of every family, for tests."""
+"""Scripts as modules, for tests: the one that makes tiny models of every family, and others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[1]
 
 
 @cache
-def script() -> ModuleType:
-    """Return scripts/make_models_page.py as a module."""
-    spec = importlib.util.spec_from_file_location("make_models_page", ROOT / "scripts" / "make_models_page.py")
+def script(name: str = "make_models_page") -> ModuleType:
+    """Return a script of scripts/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look their module up

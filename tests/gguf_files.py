@@ -10,85 +10,13 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    Dots1Config,
-    Dots1ForCausalLM,
-    Ernie4_5_MoeConfig,
-    Ernie4_5_MoeForCausalLM,
-    Ernie4_5Config,
-    Ernie4_5ForCausalLM,
-    Exaone4Config,
-    Exaone4ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Gemma4ForCausalLM,
-    Gemma4TextConfig,
-    Glm4Config,
-    Glm4ForCausalLM,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    GraniteMoeConfig,
-    GraniteMoeForCausalLM,
-    GraniteMoeSharedConfig,
-    GraniteMoeSharedForCausalLM,
-    HunYuanDenseV1Config,
-    HunYuanDenseV1ForCausalLM,
-    HunYuanMoEV1Config,
-    HunYuanMoEV1ForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    Lfm2MoeConfig,
-    Lfm2MoeForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MiniMaxM2Config,
-    MiniMaxM2ForCausalLM,
-    Ministral3Config,
-    Ministral3ForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5MoeForCausalLM,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-    SeedOssConfig,
-    SeedOssForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
+from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from card.kernels.rotation import attention_factor
+from card.models.architectures import Architecture, find_architecture
 from card.models.demo import demo_folder
 from tests import tiny
 
@@ -129,201 +57,125 @@ DELTA = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 16,
 }
-KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "llama, tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
-    "llama, biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True}),
-    "llama, other heads": (LlamaForCausalLM, LlamaConfig, {"head_dim": 32}),
-    "llama, longer": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3}),
-    "gemma2": (
-        Gemma2ForCausalLM,
-        Gemma2Config,
-        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "attn_logit_softcapping": 7.0},
-    ),
-    "gemma3": (
-        Gemma3ForCausalLM,
-        Gemma3TextConfig,
-        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},
-    ),
-    "gemma4, own inputs": (
-        Gemma4ForCausalLM,
-        Gemma4TextConfig,
-        {
-            **GEMMA4,
-            "num_hidden_layers": 6,
-            "layer_types": 2 * GEMMA4_KINDS,
-            "hidden_size_per_layer_input": 64,
-            "num_kv_shared_layers": 3,
-            "use_double_wide_mlp": True,
-            "final_logit_softcapping": 9.0,
+_MADE: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, tied": {"tie_word_embeddings": True},
+    "llama, biases": {"attention_bias": True},
+    "llama, other heads": {"head_dim": 32},
+    "llama, longer": {"rope_parameters": LLAMA3},
+    "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "attn_logit_softcapping": 7.0},
+    "gemma3": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},
+    "gemma4, own inputs": {
+        **GEMMA4,
+        "num_hidden_layers": 6,
+        "layer_types": 2 * GEMMA4_KINDS,
+        "hidden_size_per_layer_input": 64,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 9.0,
+    },
+    "gemma4, keys as values": {
+        **GEMMA4,
+        "num_hidden_layers": 6,
+        "layer_types": 2 * GEMMA4_KINDS,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
+    "gemma4, experts": {
+        **GEMMA4,
+        "num_hidden_layers": 3,
+        "layer_types": GEMMA4_KINDS,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    "granite": {
+        "attention_multiplier": 0.125,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.25,
+        "logits_scaling": 8.0,
+        "tie_word_embeddings": True,
+    },
+    "llama, yarn": {"rope_parameters": tiny.YARN},
+    "qwen3, yarn": {"head_dim": 32, "rope_parameters": {**tiny.YARN, "attention_factor": 1.25, "beta_slow": 2.0}},
+    "phi3": {"partial_rotary_factor": 0.75, "sliding_window": 9},
+    "phi3, longrope": {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 32},
+    "phi3, longrope in part": {
+        "rope_parameters": {
+            **LONG_ROPE,
+            **{name: LONG_ROPE[name][:6] for name in ("short_factor", "long_factor")},
+            "partial_rotary_factor": 0.75,
+            "attention_factor": 1.5,
         },
-    ),
-    "gemma4, keys as values": (
-        Gemma4ForCausalLM,
-        Gemma4TextConfig,
-        {
-            **GEMMA4,
-            "num_hidden_layers": 6,
-            "layer_types": 2 * GEMMA4_KINDS,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-        },
-    ),
-    "gemma4, experts": (
-        Gemma4ForCausalLM,
-        Gemma4TextConfig,
-        {
-            **GEMMA4,
-            "num_hidden_layers": 3,
-            "layer_types": GEMMA4_KINDS,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-            "enable_moe_block": True,
-            "num_experts": 6,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 32,
-        },
-    ),
-    "granite": (
-        GraniteForCausalLM,
-        GraniteConfig,
-        {
-            "attention_multiplier": 0.125,
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.25,
-            "logits_scaling": 8.0,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama, yarn": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": tiny.YARN}),
-    "qwen3, yarn": (
-        Qwen3ForCausalLM,
-        Qwen3Config,
-        {"head_dim": 32, "rope_parameters": {**tiny.YARN, "attention_factor": 1.25, "beta_slow": 2.0}},
-    ),
-    "phi3": (Phi3ForCausalLM, Phi3Config, {"partial_rotary_factor": 0.75, "sliding_window": 9}),
-    "phi3, longrope": (
-        Phi3ForCausalLM,
-        Phi3Config,
-        {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 32},
-    ),
-    "phi3, longrope in part": (
-        Phi3ForCausalLM,
-        Phi3Config,
-        {
-            "rope_parameters": {
-                **LONG_ROPE,
-                **{name: LONG_ROPE[name][:6] for name in ("short_factor", "long_factor")},
-                "partial_rotary_factor": 0.75,
-                "attention_factor": 1.5,
-            },
-            "original_max_position_embeddings": 32,
-        },
-    ),
-    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"num_hidden_layers": 4}),
-    "glm4": (Glm4ForCausalLM, Glm4Config, {"head_dim": 32}),
-    "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
-    "exaone4": (Exaone4ForCausalLM, Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 9}),
-    "exaone4, without windows": (
-        Exaone4ForCausalLM,
-        Exaone4Config,
-        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
-    ),
-    "cohere2": (Cohere2ForCausalLM, Cohere2Config, {"num_hidden_layers": 4, "sliding_window": 9, "logit_scale": 0.5}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
-    "lfm2": (
-        Lfm2ForCausalLM,
-        Lfm2Config,
-        {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32, "tie_word_embeddings": True},
-    ),
-    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, DELTA),
-    "qwen3_5, a key each": (
-        Qwen3_5ForCausalLM,
-        Qwen3_5TextConfig,
-        {**DELTA, "linear_num_key_heads": 4, "tie_word_embeddings": True},
-    ),
-    "qwen3_5_moe": (
-        Qwen3_5MoeForCausalLM,
-        Qwen3_5MoeTextConfig,
-        {
-            **DELTA,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 96,
-        },
-    ),
-    "qwen3_next": (
-        Qwen3NextForCausalLM,
-        Qwen3NextConfig,
-        {
-            **DELTA,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 96,
-        },
-    ),
-    "lfm2_moe": (
-        Lfm2MoeForCausalLM,
-        Lfm2MoeConfig,
-        {
-            "num_hidden_layers": 4,
-            "layer_types": ["conv", "full_attention"] * 2,
-            "num_dense_layers": 2,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen3_moe": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig,
-        {
-            "head_dim": 32,
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": True,
-        },
-    ),
-    "qwen2_moe": (
-        Qwen2MoeForCausalLM,
-        Qwen2MoeConfig,
-        {
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 96,
-        },
-    ),
-    "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
-    "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 3}),
-    "gpt_oss": (
-        GptOssForCausalLM,
-        GptOssConfig,
-        {
-            "head_dim": 32,
-            "sliding_window": 9,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "rope_parameters": {**tiny.YARN, "truncate": False},
-        },
-    ),
-    "granitemoe": (
-        GraniteMoeForCausalLM,
-        GraniteMoeConfig,
-        {
-            "num_local_experts": 6,
-            "attention_multiplier": 0.125,
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.25,
-            "logits_scaling": 8.0,
-            "tie_word_embeddings": True,
-        },
-    ),
+        "original_max_position_embeddings": 32,
+    },
+    "smollm3": {"num_hidden_layers": 4},
+    "glm4": {"head_dim": 32},
+    "olmo2": {},
+    "exaone4": {"num_hidden_layers": 4, "sliding_window": 9},
+    "exaone4, without windows": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "cohere2": {"num_hidden_layers": 4, "sliding_window": 9, "logit_scale": 0.5},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32},
+    "lfm2": {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_multiple_of": 32, "tie_word_embeddings": True},
+    "qwen3_5": DELTA,
+    "qwen3_5, a key each": {**DELTA, "linear_num_key_heads": 4, "tie_word_embeddings": True},
+    "qwen3_5_moe": {
+        **DELTA,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 96,
+    },
+    "qwen3_next": {
+        **DELTA,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 96,
+    },
+    "lfm2_moe": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention"] * 2,
+        "num_dense_layers": 2,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_moe": {
+        "head_dim": 32,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    "qwen2_moe": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 96,
+    },
+    "mixtral": {"num_local_experts": 4},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
+    "gpt_oss": {
+        "head_dim": 32,
+        "sliding_window": 9,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {**tiny.YARN, "truncate": False},
+    },
+    "granitemoe": {
+        "num_local_experts": 6,
+        "attention_multiplier": 0.125,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.25,
+        "logits_scaling": 8.0,
+        "tie_word_embeddings": True,
+    },
 }
 SHARED_EXPERTS = {
     "num_hidden_layers": 3,
@@ -334,165 +186,60 @@ SHARED_EXPERTS = {
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.5,
 }
-KINDS |= {
-    "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig, {**SHARED_EXPERTS, "head_dim": 32, "attention_bias": True}),
-    "glm4_moe, norms of heads": (
-        Glm4MoeForCausalLM,
-        Glm4MoeConfig,
-        {**SHARED_EXPERTS, "use_qk_norm": True, "norm_topk_prob": False},
-    ),
-    "dots1": (Dots1ForCausalLM, Dots1Config, {**SHARED_EXPERTS, "head_dim": 32, "sliding_window": None}),
-    "ministral3": (
-        Ministral3ForCausalLM,
-        Ministral3Config,
-        {
-            "head_dim": 32,
-            "rope_parameters": {
-                **tiny.YARN,
-                "original_max_position_embeddings": 8,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.5,
-            },
+_MADE |= {
+    "glm4_moe": {**SHARED_EXPERTS, "head_dim": 32, "attention_bias": True},
+    "glm4_moe, norms of heads": {**SHARED_EXPERTS, "use_qk_norm": True, "norm_topk_prob": False},
+    "dots1": {**SHARED_EXPERTS, "head_dim": 32, "sliding_window": None},
+    "ministral3": {
+        "head_dim": 32,
+        "rope_parameters": {
+            **tiny.YARN,
+            "original_max_position_embeddings": 8,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
         },
-    ),
-    "ernie4_5": (Ernie4_5ForCausalLM, Ernie4_5Config, {"head_dim": 32}),
-    "ernie4_5_moe": (
-        Ernie4_5_MoeForCausalLM,
-        Ernie4_5_MoeConfig,
-        {
-            "num_hidden_layers": 4,
-            "moe_num_experts": 6,
-            "moe_k": 2,
-            "moe_intermediate_size": 32,
-            "moe_layer_start_index": 1,
-            "moe_layer_interval": 2,
-        },
-    ),
-    "granitemoeshared": (
-        GraniteMoeSharedForCausalLM,
-        GraniteMoeSharedConfig,
-        {**KINDS["granitemoe"][2], "shared_intermediate_size": 64},
-    ),
-    "olmo3": (Olmo3ForCausalLM, Olmo3Config, {"num_hidden_layers": 4, "sliding_window": 9}),
-    "minimax_m2": (
-        MiniMaxM2ForCausalLM,
-        MiniMaxM2Config,
-        {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
-    ),
-    "hunyuan_v1_dense": (HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config, {"head_dim": 32}),
-    "hunyuan_v1_moe": (
-        HunYuanMoEV1ForCausalLM,
-        HunYuanMoEV1Config,
-        {"head_dim": 32, "num_experts": 6, "moe_topk": 2},
-    ),
-    "seed_oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32}),
+    },
+    "ernie4_5": {"head_dim": 32},
+    "ernie4_5_moe": {
+        "num_hidden_layers": 4,
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_layer_start_index": 1,
+        "moe_layer_interval": 2,
+    },
+    "granitemoeshared": {**_MADE["granitemoe"], "shared_intermediate_size": 64},
+    "olmo3": {"num_hidden_layers": 4, "sliding_window": 9},
+    "minimax_m2": {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
+    "hunyuan_v1_dense": {"head_dim": 32},
+    "hunyuan_v1_moe": {"head_dim": 32, "num_experts": 6, "moe_topk": 2},
+    "seed_oss": {"head_dim": 32},
 }
-_NAMES = {
+
+
+def entry_of(model_type: str) -> Architecture:
+    """Return what a model is made of; test_architectures.py compares its names with llama.cpp's."""
+    entry = find_architecture(model_type) or find_architecture(f"{model_type}_text")
+    assert entry is not None
+    return entry
+
+
+def classes_of(kind: str) -> tuple[type[PreTrainedModel], type[Any]]:
+    """Return transformers' classes of a model of this kind and of its config."""
+    entry = entry_of(kind.partition(",")[0])
+    return getattr(transformers, entry.model_class), CONFIG_MAPPING[entry.model_type]
+
+
+KINDS = {kind: (*classes_of(kind), more) for kind, more in _MADE.items()}
+_OUTSIDE = {
     "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
     "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_up_proj": "ffn_up",
-    "post_self_attn_layernorm": "post_attention_norm",
-    "post_mlp_layernorm": "post_ffw_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-    "model.embedding_norm": "token_embd_norm",
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.w2": "ffn_down",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.out_proj": "shortconv.out_proj",
-    "conv.conv": "shortconv.conv",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
-    "per_layer_input_gate": "inp_gate",
-    "per_layer_projection": "proj",
-    "post_per_layer_input_norm": "post_norm",
-    "router.proj": "ffn_gate_inp",
-    "post_feedforward_layernorm_1": "post_ffw_norm_1",
-    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
-    "post_feedforward_layernorm_2": "post_ffw_norm_2",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.gate.wg": "ffn_gate_inp",
-    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
-    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
-    "self_attn.query_layernorm": "attn_q_norm",
-    "self_attn.key_layernorm": "attn_k_norm",
-    "feed_forward.gate": "ffn_gate_inp",
-    "block_sparse_moe.router": "ffn_gate_inp",
-    "mlp.router": "ffn_gate_inp",
-    "self_attn.sinks": "attn_sinks",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "shared_mlp.output_linear": "ffn_down_shexp",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
 _BUFFERS = ("expert_bias", "layer_scalar", "e_score_correction_bias")  # that files have
-_VECTORS = {  # whose names end there
-    "feed_forward.expert_bias": "exp_probs_b.bias",
-    "mlp.e_score_correction_bias": "exp_probs_b.bias",
-    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
-    "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
-    "linear_attn.A_log": "ssm_a",
-    "linear_attn.dt_bias": "ssm_dt.bias",
-    "layer_scalar": "layer_output_scale.weight",
-    "router.scale": "ffn_gate_inp.scale",
-    "router.per_expert_scale": "ffn_down_exps.scale",
-    "self_attn.sinks": "attn_sinks.weight",
-}
-_ARCHITECTURES = {
-    "qwen3_next": "qwen3next",
-    "qwen3_5": "qwen35",
-    "qwen3_5_moe": "qwen35moe",
-    "lfm2_moe": "lfm2moe",
-    "qwen3_moe": "qwen3moe",
-    "qwen2_moe": "qwen2moe",
-    "mixtral": "llama",
-    "gpt_oss": "gpt-oss",
-    "glm4_moe": "glm4moe",
-    "ministral3": "mistral3",
-    "olmo3": "olmo2",
-    "hunyuan_v1_dense": "hunyuan-dense",
-    "hunyuan_v1_moe": "hunyuan-moe",
-    "minimax_m2": "minimax-m2",
-    "granitemoeshared": "granitemoe",
-    "ernie4_5_moe": "ernie4_5-moe",
-}
-# Files name their post_attention_layernorm after attention, as transformers.
-_POST_NORMED = ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "gpt-oss", "qwen35", "qwen35moe", "qwen3next")
-_POST_NORMED += ("glm4moe", "seed_oss")
 _PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 _WITH_SIGMOIDS = ("lfm2_moe", "glm4_moe", "dots1", "minimax_m2")
 _FACTORS = {
@@ -504,24 +251,6 @@ _FACTORS = {
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
     "routed_scaling_factor": "expert_weights_scale",
-}
-_OF_EXPERTS = {
-    "num_experts": "expert_count",
-    "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "num_dense_layers": "leading_dense_block_count",
-    "n_routed_experts": "expert_count",
-    "n_shared_experts": "expert_shared_count",
-    "first_k_dense_replace": "leading_dense_block_count",
-    "shared_intermediate_size": "expert_shared_feed_forward_length",
-    "moe_topk": "expert_used_count",
-    "moe_num_experts": "expert_count",
-    "moe_k": "expert_used_count",
-    "moe_num_shared_experts": "expert_shared_count",
-    "moe_layer_start_index": "leading_dense_block_count",
-    "moe_layer_interval": "interleave_moe_layer_step",
 }
 _ADD: Mapping[type, Any] = {
     bool: gguf.GGUFWriter.add_bool,
@@ -624,9 +353,8 @@ def write_gguf(
         more: tensors beside the model's own.
     """
     config = json.loads((folder / "config.json").read_text())
-    arch = config["model_type"].removesuffix("_text")
-    arch = named or _ARCHITECTURES.get(arch, arch)
-    names = {**_NAMES, **({"post_attention_layernorm": "post_attention_norm"} if arch in _POST_NORMED else {})}
+    entry = entry_of(config["model_type"])
+    arch = named or entry.gguf.name or config["model_type"]
     writer = gguf.GGUFWriter(file, arch, split_max_tensors=part_tensors, small_first_shard=small_first)
     writer.add_string("general.name", "tiny")
     facts = {f"{arch}.{key}": value for key, value in {**_facts(config), **(metadata or {})}.items()}
@@ -650,7 +378,7 @@ def write_gguf(
                 if f"blk.{layer}.{own}.weight" in without:
                     continue
                 writer.add_tensor(f"blk.{layer}.{own}.weight", quantize(values, kind), raw_dtype=kind)
-        elif (own := _own_name(name, names)) not in without:
+        elif (own := _own_name(name, entry)) not in without:
             values = _stored(own, inside, weight.detach().numpy(), arch, config)
             if num_pads and own in ("token_embd.weight", "output.weight"):
                 values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
@@ -679,15 +407,17 @@ def _add_more(writer: gguf.GGUFWriter, more: Mapping[str, np.ndarray], kind: Kin
         writer.add_tensor(own, quantize(values, of), raw_dtype=of)
 
 
-def _own_name(name: str, names: Mapping[str, str]) -> str:
+def _own_name(name: str, entry: Architecture) -> str:
     """Return what files call a tensor."""
     layer, _, inside = name.removeprefix("model.layers.").partition(".")
-    if inside in _VECTORS:
-        return f"blk.{layer}.{_VECTORS[inside]}"
+    names = {part.name: part.gguf_name for part in (*entry.parts, *entry.in_files.parts)}
+    if inside in names:  # of a vector
+        return f"blk.{layer}.{names[inside]}"
     stem, _, part = name.rpartition(".")
     if stem.startswith("model.layers."):
         return f"blk.{layer}.{names[inside.rpartition('.')[0]]}.{part}"
-    return f"{names[stem]}.{part}"
+    last, gguf_last = entry.last_norm
+    return f"{(_OUTSIDE | {f'model.{last}': gguf_last})[stem]}.{part}"
 
 
 def _stored(
@@ -695,11 +425,12 @@ def _stored(
 ) -> np.ndarray[Any, Any]:
     """Return what files hold of a tensor."""
     part = inside.rpartition(".")[0]
-    values = tiled(arch, inside if inside in _VECTORS else part, values, config)
+    is_vector = entry_of(config["model_type"]).is_vector(f".{inside}")
+    values = tiled(arch, inside if is_vector else part, values, config)
     if inside.endswith("A_log"):
         return -np.exp(values.astype(np.float64)).astype(np.float32)
     adds_one = arch.startswith(("gemma2", "gemma3", "qwen35", "qwen3next")) and part != "linear_attn.norm"
-    if adds_one and values.ndim == 1 and inside not in _VECTORS:
+    if adds_one and values.ndim == 1 and not is_vector:
         values = values + np.float32(1.0)
     if arch in _PAIRED and part in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = config["num_attention_heads" if "q_proj" in part else "num_key_value_heads"]
@@ -788,7 +519,8 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
     if config["model_type"] == "gemma4_text":
         return _gemma4_facts(config)
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    kv_heads = config["num_key_value_heads"]
+    kv_heads, entry = config["num_key_value_heads"], entry_of(config["model_type"])
+    stated = {name: config[older] for name, older in entry.config.older_names.items() if older in config} | {**config}
     taps, delta = config.get("conv_L_cache"), config.get("linear_num_value_heads")
     return {
         "context_length": config["max_position_embeddings"],
@@ -799,7 +531,6 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.head_count_kv": (
             kv_heads if taps is None else [0 if kind == "conv" else kv_heads for kind in config["layer_types"]]
         ),
-        **({} if taps is None else {"shortconv.l_cache": taps}),
         **({} if delta is None else _delta_facts(config)),
         **({"attention.layer_norm_rms_epsilon": config["norm_eps"]} if "norm_eps" in config else {}),
         **({"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]} if "rms_norm_eps" in config else {}),
@@ -811,7 +542,9 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **_scaling(rope, config["max_position_embeddings"]),
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
-        **{key: config[field] for field, key in _OF_EXPERTS.items() if field in config},
+        **{
+            key: stated[field] for field, key in {**entry.gguf_experts, **entry.gguf_numbers}.items() if field in stated
+        },
         **({} if (rate := rope.get("llama_4_scaling_beta")) is None else {"attention.temperature_scale": rate}),
         **({"expert_gating_func": 2} if config["model_type"] in _WITH_SIGMOIDS else {}),
         **({"expert_weights_norm": config["norm_topk_prob"]} if "n_routed_experts" in config else {}),
@@ -948,5 +681,4 @@ def _llama3_factors(rope: Mapping[str, Any], size: int) -> np.ndarray:
 
 
 def _class_of(folder: Path) -> Any:
-    name = json.loads((folder / "config.json").read_text())["architectures"][0]
-    return next(one for one, _, _ in KINDS.values() if one.__name__ == name)
+    return getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])

@@ -13,18 +13,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-    Qwen3_5ForCausalLM,
-    Qwen3_5MoeForCausalLM,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from card.models.files.gguf.header import read_header
-from tests.gguf_files import write_gguf
+from tests.gguf_files import classes_of, entry_of, write_gguf
 from tests.pair import make_tokenizer
 from tests.tiny import CLEAR, NO_ENDS, SIZES
 
@@ -47,29 +39,14 @@ _EXPERTS: Mapping[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
-KINDS: Mapping[str, tuple[Any, Any, Mapping[str, Any]]] = {
-    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, {}),
-    "qwen3_5, tied": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, {"tie_word_embeddings": True}),
-    "qwen3_5_moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, _EXPERTS),
-    "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, _EXPERTS),
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3_5": {},
+    "qwen3_5, tied": {"tie_word_embeddings": True},
+    "qwen3_5_moe": _EXPERTS,
+    "qwen3_next": _EXPERTS,
 }
 _GGUF_NAMES: Mapping[str, str] = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "post_attention_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{part.name: part.gguf_name for kind in ("qwen3_5", "qwen3_5_moe") for part in entry_of(kind).parts},
     "fc": "nextn.eh_proj",
     "pre_fc_norm_embedding": "nextn.enorm",
     "pre_fc_norm_hidden": "nextn.hnorm",
@@ -203,7 +180,7 @@ class Checkpoint:
 
 def random_checkpoint(kind: str = "qwen3_5", *, seed: int = 0) -> Checkpoint:
     """Return the same random target and block each time; no norm of them is all zeros."""
-    model_class, config_class, changes = KINDS[kind]
+    (model_class, config_class), changes = classes_of(kind), KINDS[kind]
     sizes = {**SIZES, **_DELTA, "vocab_size": len(make_tokenizer()), **changes}
     rng_state = torch.get_rng_state()
     torch.manual_seed(seed)

@@ -219,7 +219,7 @@ def fill_buffers(runner: RowRunner) -> None:
             part.view("int8")[...] = -1
 
 
-def buffer_bytes_of(runner: RowRunner) -> dict[int, int]:
-    """Return the sizes of the buffers of a runner's exact passes, by their places in the table of a pass."""
+def buffer_bytes_of(runner: RowRunner) -> dict[str, int]:
+    """Return the sizes of the buffers of a runner's exact passes, by their names in the table of a pass."""
     decoder: Any = runner._decoder
     return {place: int(part.nbytes) for place, part in decoder._buffers.parts.items()}

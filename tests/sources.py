@@ -20,7 +20,7 @@ SATELLITES = DOORS | {"family", "inside", "labs", "theirs", "tools"}
 
 # Folders of tests that pass without the satellites; those of families, tools and labs need theirs.
 CORE_TESTS = (
-    *("api", "assembly", "cli", "config", "drafting", "engine", "kernels", "links", "machine", "models", "protocol"),
+    *("api", "assembly", "cli", "config", "drafting", "engine", "kernels", "links", "machine", "models"),
     *("server", "text", "tree"),
 )
 

@@ -273,7 +273,7 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     assert methods["last_seen"].writers == ("last_seen",)
     entry, theirs = find_architecture("seed_oss"), CONFIG_MAPPING["seed_oss"]
     assert entry is not None
-    defaults = entry.config_class.defaults()
+    defaults = entry.config_fields.defaults
     own = theirs.__annotations__.keys()  # without the fields that every config of transformers has
     assert {one.name: one.default for one in fields(theirs) if one.name in own}.items() <= defaults.items()
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import struct
 import subprocess
 import sys
 import textwrap
+import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +60,7 @@ FILES = {
         from dataclasses import dataclass
 
         from card.config.fields import Checked, setting
-        from card.config.method import Method
+        from card.config.method import BenchRow, Method
         from card.config.record import Command, Record
 
 
@@ -77,6 +80,10 @@ FILES = {
                     writers=("added",),
                     is_tuned=True,
                     reads=("added",),
+                    rows=(
+                        BenchRow(name="added", is_tuned=True),
+                        BenchRow(name="added-plain", has_twin=True, draft={"budget": 3}),
+                    ),
                 ),
             ),
             settings=AddedSettings,
@@ -152,14 +159,9 @@ FILES = {
     """,
     "models/architectures/added_arch.py": """
         from card.models.architectures.architecture import Architecture
-        from card.models.decoder_config import DecoderConfig
+        from card.models.decoder_config import ConfigRule
 
-
-        class AddedFields(DecoderConfig):
-            model_type = "added_arch"
-
-
-        ARCHITECTURE = Architecture(model_class="AddedForCausalLM", config_class=AddedFields)
+        ARCHITECTURE = Architecture(model_class="AddedForCausalLM", config=ConfigRule(defaults={"vocab_size": 99}))
     """,
     "kernels/formats/added_blocks.py": """
         from card.kernels.formats.block_format import BlockFormat, Blocks, BlockShape, nibbles
@@ -248,7 +250,12 @@ def test_what_is_added_runs_from_python(added: Path) -> None:
             with LLM("demo-target", method=method, **same, **own) as llm:
                 texts.append(llm.generate([{PROMPT!r}], params)[0].outputs[0].text)
         assert texts[0] == texts[1], texts
-        assert find_architecture("added_arch").model_class == "AddedForCausalLM"
+        assert find_architecture("added_arch").make_config().vocab_size == 99
+        from card.tools.bench.row_names import OURS, PRESETS, names_of
+        rows = ["added", "added-plain", "added-plain-all-cores"]
+        assert [name for name, row in OURS.items() if row.method == "added"] == rows
+        assert set(names_of(["added-plain"])) == {{*rows[1:], "vanilla-all-cores"}}
+        assert OURS["added-plain"].draft == {{"budget": 3}} and set(rows) < set(PRESETS["learned"])
     """
     ran = run(added, "-c", textwrap.dedent(code))
     assert ran.returncode == 0, ran.stderr
@@ -285,12 +292,17 @@ def test_a_block_format_that_is_added_is_read_and_multiplied_by(added: Path, tmp
     assert without.returncode == 2 and "quantised as type 99" in without.stderr
 
 
+def posted(url: str, path: str, body: dict[str, Any]) -> Any:
+    """Return the answer of a server."""
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
 def asked(url: str) -> str:
     """Return the answer of a server to a completion."""
-    body = json.dumps({"model": "card", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        text: str = json.load(answer)["choices"][0]["text"]
+    body = {"model": "card", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    text: str = posted(url, "/v1/completions", body)["choices"][0]["text"]
     return text
 
 
@@ -352,3 +364,79 @@ def test_the_tests_of_the_core_pass_without_the_folders_beside_it(core: Path) ->
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-3000:]
+
+
+# ---- a setting of a text ---------------------------------------------------------------------------------------------
+
+EDITS = {  # file: pairs of a text in it, and what takes its place
+    "config/sampling.py": (
+        (
+            '    SECTION: ClassVar[str] = "Text"\n',
+            '    SECTION: ClassVar[str] = "Text"\n'
+            '    never: int = setting(-1, "Token never written.", least=-1, most=999, in_request=EVERYWHERE)\n',
+        ),
+        ("    num_prompt_tokens: int\n", "    num_prompt_tokens: int\n    never: int = -1\n"),
+        ("            min_tokens=params", "            never=params.never,\n            min_tokens=params"),
+    ),
+    "tree/shaping.py": (
+        (
+            "and not is_early.any():\n            return",
+            "and not is_early.any() and self.rule.never < 0:\n            return",
+        ),
+        (
+            "        if len(self._biases):\n",
+            "        if self.rule.never >= 0:\n            shaped[:, self.rule.never] = -np.inf\n"
+            "        if len(self._biases):\n",
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def with_a_setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with one more sampling parameter: a token that is never written."""
+    root = copied(tmp_path_factory.mktemp("setting"))
+    for name, pairs in EDITS.items():
+        file = root / "card" / name
+        text = file.read_text("utf-8")
+        for old, new in pairs:
+            assert text.count(old) == 1, f"{name} has changed: {old}"
+            text = text.replace(old, new)
+        file.unlink()  # it is a link to the file of the package
+        file.write_text(text, "utf-8")
+    return root
+
+
+def test_a_sampling_parameter_costs_its_declaration_and_its_effect(with_a_setting: Path, tmp_path: Path) -> None:
+    root = with_a_setting
+    plain = generate(root, "--method", "vanilla", "--raw")
+    never = next(one for one in plain["token_ids"] if one)  # type: ignore[attr-defined]
+    ours = ("--raw", "--never", str(never))
+    texts = {generate(root, "--method", method, *ours)["text"] for method in ("vanilla", "sps")}
+    assert len(texts) == 1 and texts != {plain["text"]}
+    help_of_text = run(root, "generate", "--help-all").stdout.partition("\nText:")[2].partition("\n\n")[0]
+    assert "--never INTEGER" in help_of_text and "[default: -1]" in help_of_text
+    refused = run(root, "generate", PROMPT, "--never", "1000")
+    assert refused.returncode == 2 and "--never must be from -1 to 999, got 1000" in refused.stderr
+    with command(tmp_path, "--dtype", "float32", "--served-model-name", "card", root=root) as server:
+        body = {"model": "card", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "never": never}
+        assert {posted(server.url, "/v1/completions", body)["choices"][0]["text"]} == texts
+        options = {"num_predict": 12, "temperature": 0, "never": never}
+        asked = {"model": "card", "prompt": PROMPT, "raw": True, "stream": False, "options": options}
+        assert {posted(server.url, "/api/generate", asked)["response"]} == texts
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            posted(server.url, "/v1/completions", {**body, "never": 1000})
+        assert json.load(caught.value)["error"]["param"] == "never"
+        with urllib.request.urlopen(f"{server.url}/openapi.json") as answer:
+            schemas = json.load(answer)["components"]["schemas"]
+    for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest"):
+        field = schemas[name]["properties"]["never"]
+        bounds = field["anyOf"][0]  # beside null
+        assert (bounds["minimum"], bounds["maximum"], field["description"]) == (-1, 999, "Token never written.")
+
+
+def test_the_page_of_commands_follows_from_a_declaration(with_a_setting: Path) -> None:
+    script = PACKAGE.parents[1] / "scripts" / "make_cli_page.py"
+    code = f"import runpy; print(runpy.run_path({str(script)!r})['cli_page']())"
+    page = run(with_a_setting, "-c", code).stdout
+    assert re.search(r"^--never=INTEGER +Token never written. \[-1\]$", page.partition("### Text\n")[2], re.MULTILINE)

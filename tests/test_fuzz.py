@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from card.api.llm import LLM
 from card.config import SamplingParams
+from card.drafting.messages import Close, Hello, Open, Ping, Pong, TargetMessage, decode, encode
 from card.errors import ProtocolError
-from card.protocol.messages import Close, Hello, Open, Ping, Pong, TargetMessage, decode, encode
 from tests.drafts import draft_spec
 from tests.fuzzing import NUM_CASES, altered, as_json, changed_bytes, changed_documents, ends_well, share
 from tests.gguf_entries import Changed, Parts, changed_parts

@@ -38,7 +38,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("machine",),
     ("kernels",),
     ("tree",),
-    ("protocol", "text"),
+    ("text",),
     ("models",),
     ("drafting",),
     ("links",),
@@ -157,6 +157,13 @@ def test_every_other_module_lies_in_a_package() -> None:
 def test_every_part_with_a_line_exists() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert sorted(LINE_OF) == sorted((packages | FLAT_MODULES) - SATELLITES - {"__init__"})
+
+
+MOST_ROOMS = 18
+
+
+def test_there_are_few_enough_rooms_to_remember() -> None:
+    assert len({path.parent.name for path in PACKAGE.glob("*/__init__.py")}) <= MOST_ROOMS
 
 
 def _lines_of_the_map(page: str) -> tuple[tuple[str, ...], ...]:
@@ -313,10 +320,33 @@ def test_only_the_assembly_makes_engines() -> None:
     assert not faults_everywhere(_assembly_faults)
 
 
+# ---- what commands are made of --------------------------------------------------------------------------------------
+
+PARTS = "card.cli.parts"
+
+
+def _command_faults(source: str, name: str) -> list[str]:
+    """Return where a part of commands, or a folder beside the core, imports from the core's own commands."""
+    if "".join(name.split(".")[1:2]) not in SATELLITES and not name.startswith(PARTS):
+        return []
+    modules = [one.module for one in imports(source, package_of(name))]
+    return [
+        f"{name}: imports {module}; what several commands need lies in {PARTS}"
+        for module in modules
+        if module.startswith("card.cli") and not module.startswith(PARTS)
+    ]
+
+
+def test_what_commands_share_lies_below_them() -> None:
+    assert not faults_everywhere(_command_faults)
+    assert _command_faults("from card.cli.demo import run", "card.tools.bench.command")
+    assert _command_faults("from card.cli.main import cli", "card.cli.parts.groups")
+
+
 # ---- one contract for drafters --------------------------------------------------------------------------------------
 
 CONTRACT_OF_DRAFTERS = frozenset(
-    {"draft_shaping", "drafted", "drafter", "drafter_pass", "draft_writers", "local", "protocol", "window"}
+    {"draft_shaping", "drafted", "drafter", "drafter_pass", "draft_writers", "local", "messages", "protocol", "window"}
 )  # of card.drafting
 
 

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
 from card.drafting.drafter_pass import NO_END, TurnEnd
-from card.engine.metrics import RequestStats
-from card.errors import ProtocolError
-from card.links.link import DrafterLink, LinkStatus
-from card.protocol.messages import (
+from card.drafting.messages import (
     Declined,
     DrafterMessage,
     Fault,
@@ -25,6 +22,9 @@ from card.protocol.messages import (
     decode,
     encode,
 )
+from card.engine.metrics import RequestStats
+from card.errors import ProtocolError
+from card.links.link import DrafterLink, LinkStatus
 from card.tree.nodes import NewNodes
 from tests.decoding import decode as run
 from tests.decoding import fake, plain, toy_draft, toy_target

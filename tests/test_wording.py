@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 
 import pytest
 
 from tests.sources import MODULES, SOURCES
-
-TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
 
 # A class of ours has the name of this header of HTTP, which `card serve` speaks of.
 OTHER_MEANINGS = frozenset({"Host"})
@@ -26,8 +25,19 @@ def _is_public(tree: ast.Module) -> Iterator[str]:
             yield from (one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant))
 
 
-PUBLIC = frozenset(name for tree in TREES.values() for name in _is_public(tree))
-OWN = frozenset(n.name for tree in TREES.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)) - PUBLIC
+@cache
+def trees() -> Mapping[str, ast.Module]:
+    """Return the modules of the package; to read all of them takes seconds."""
+    return {name: ast.parse(source) for name, source in SOURCES.items()}
+
+
+@cache
+def inner_names() -> frozenset[str]:
+    """Return the classes that only the code knows."""
+    public = {name for tree in trees().values() for name in _is_public(tree)}
+    return (
+        frozenset(n.name for tree in trees().values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)) - public
+    )
 
 
 def spoken(tree: ast.AST) -> Iterator[ast.AST]:
@@ -58,12 +68,12 @@ def faults(tree: ast.AST) -> list[str]:
 
 def _own_names(text: str) -> list[str]:
     """Return the names of our classes in a text; one word at its beginning, or behind a full stop, is plain English."""
-    names = [match for match in re.finditer(r"\w+", text) if match[0] in OWN - OTHER_MEANINGS]
+    names = [match for match in re.finditer(r"\w+", text) if match[0] in inner_names() - OTHER_MEANINGS]
     return [m[0] for m in names if re.search("[a-z][A-Z]", m[0]) or not re.search(r"(^|[.:] )$", text[: m.start()])]
 
 
 def _everywhere(rule: Callable[[ast.Module], list[str]]) -> list[str]:
-    return [f"{name}: {fault}" for name, tree in TREES.items() for fault in rule(tree)]
+    return [f"{name}: {fault}" for name, tree in trees().items() for fault in rule(tree)]
 
 
 def test_no_message_names_a_class_that_is_not_public() -> None:
@@ -134,7 +144,7 @@ def _without_verbs(tree: ast.AST) -> list[str]:
 
 def test_functions_are_named_by_verbs_and_modules_by_what_they_hold() -> None:
     assert _everywhere(_without_verbs) == []
-    modules = [name.rpartition(".")[2] for name in TREES if MODULES[name].name != "__init__.py"]
+    modules = [name.rpartition(".")[2] for name in trees() if MODULES[name].name != "__init__.py"]
     assert [name for name in modules if _NO_VERBS.fullmatch(name)] == []
 
 

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from card.drafting.drafter import DrafterWorker
 from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.drafting.messages import DrafterMessage, Ready, TargetMessage, decode, encode
 from card.links.link import DrafterLink, LinkStatus
-from card.protocol.messages import DrafterMessage, Ready, TargetMessage, decode, encode
 
 M = TypeVar("M", TargetMessage, DrafterMessage)
 

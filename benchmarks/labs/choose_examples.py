@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from card.cascade import cascade_argmin, spearman
-from card.cli.files import read_prompts, read_records
+from card.cli.parts.files import read_prompts, read_records
 from card.labs.cascade.examples import Beginning, PromptLoss, SolvedProblem, draw_example_sets
 from card.models.facts import context_limit
 from card.models.loading import load_decoder, load_tokenizer

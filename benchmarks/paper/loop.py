@@ -18,6 +18,7 @@ from typing import Literal
 from card.config import DraftSettings, SamplingParams, Schedule
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.drafter import DrafterWorker
+from card.drafting.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
 from card.engine.engine import Engine
 from card.engine.metrics import RequestStats
 from card.engine.policy.rounds import Draft, Outcome, RoundView
@@ -27,7 +28,6 @@ from card.errors import SettingsError
 from card.links.in_process import InlineLink
 from card.machine.threads import CoreSet
 from card.models.protocol import LanguageModel
-from card.protocol.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
 from card.tree.nodes import NewNodes, Nodes
 
 LAYERS_PER_ROUND = 7  # of the 1B drafter beside the 70B target

@@ -14,11 +14,11 @@ from statistics import mean
 from card.assembly.drafters import DraftSource, make_drafter
 from card.assembly.plan import Plan
 from card.config import DraftSettings, SamplingParams
+from card.drafting.messages import Close, Layer
 from card.engine.metrics import RequestStats
 from card.engine.replica import Replica
 from card.errors import WorkerError
 from card.machine.pass_cost import PassCost
-from card.protocol.messages import Close, Layer
 
 BUSY = {"lead": 128, "beam_width": 16, "min_path_logprob": -1e9}  # a plan with these has room for all beams
 BUSY_DRAFT = DraftSettings(**BUSY)  # type: ignore[arg-type]

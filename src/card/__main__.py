@@ -6,7 +6,7 @@ import os
 import signal
 from importlib import import_module
 
-_INTERRUPTED = 130  # as in card.cli.interrupts, which is not imported yet
+_INTERRUPTED = 130  # as in card.cli.parts.interrupts, which is not imported yet
 
 
 def main() -> None:

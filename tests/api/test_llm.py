@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from card import LLM as PUBLIC_LLM
 from card.api.llm import LLM, RequestOutput
 from card.api.text_stream import TextStream
-from card.cli.chosen_models import choose_models
+from card.cli.parts.chosen_models import choose_models
 from card.config import SamplingParams, SamplingRule
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
 from card.models.loading import load_tokenizer

@@ -19,8 +19,8 @@ import zmq
 
 from card.api.llm import LLM
 from card.config import Grammar, SamplingParams, ShapingRule
+from card.drafting.messages import Correction, DrafterMessage, Fault, Hello, Open, Ping, Ready, TargetMessage, encode
 from card.links.keys import load_client_keys, make_keys
-from card.protocol.messages import Correction, DrafterMessage, Fault, Hello, Open, Ping, Ready, TargetMessage, encode
 from tests.attacks.conftest import Book
 from tests.drafts import draft_spec
 from tests.links.hostile import MORE, connect, frame, shake_hands
@@ -130,7 +130,7 @@ _WITH_A_KEY = """
 import sys, time, zmq
 from pathlib import Path
 from card.links.keys import load_client_keys
-from card.protocol.messages import Hello, encode
+from card.drafting.messages import Hello, encode
 keys = load_client_keys(Path(sys.argv[2]))
 context = zmq.Context()
 with context.socket(zmq.DEALER) as dealer:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from card.config import Grammar, ShapingRule
-from card.protocol.messages import Close, Hello, Layer, Open
+from card.drafting.messages import Close, Hello, Layer, Open
 from tests.attacks.conftest import Book
 from tests.cli.test_draft_server import draft_server
 from tests.drafts import draft_spec

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from card.engine.target import TargetWorker
-from card.protocol.messages import (
+from card.drafting.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Correction,
@@ -26,6 +25,7 @@ from card.protocol.messages import (
     TargetMessage,
     encode,
 )
+from card.engine.target import TargetWorker
 from card.tree.nodes import NewNodes
 from tests.drafts import draft_spec
 from tests.reaching_in import expected_of_drafter, running

@@ -18,12 +18,12 @@ import zmq
 from card.api.asked import Asked
 from card.api.host import Host
 from card.drafting.beam import BeamWriter
+from card.drafting.messages import Fault, Layer, Resync, encode
 from card.links.process import ProcessLink
 from card.links.remote import RemoteLink
 from card.links.server import DraftServer
 from card.links.switch import SwitchLink
 from card.models.runners import plain_runner
-from card.protocol.messages import Fault, Layer, Resync, encode
 from card.theirs.transformers.loading import load_model
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S

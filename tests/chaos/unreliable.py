@@ -10,13 +10,13 @@ import numpy as np
 
 from card.drafting.drafter import DrafterWorker
 from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.drafting.messages import DrafterMessage, Ready
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.target import TargetWorker
 from card.errors import CardError, ModelError
 from card.kernels.number_types import Floats
 from card.models.protocol import Extension
-from card.protocol.messages import DrafterMessage, Ready
 from tests.chaos.forgery import LIES, OFFENCES, Forger, forged_order
 from tests.chaos.soak import MAX_NUM_SEQS
 from tests.decoding import drafter_for

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from card.cli import starting
+from card.cli.parts import starting
 
 TWO_CORES = {0, 1}
 

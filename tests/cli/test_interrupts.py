@@ -11,7 +11,7 @@ from threading import Event
 import psutil
 import pytest
 
-from card.cli.interrupts import raising
+from card.cli.parts.interrupts import raising
 from tests.cli.terminal import CTRL_C, terminal
 from tests.pair import Pair
 
@@ -29,9 +29,9 @@ main()
 """
 MOMENTS = (
     "card.cli",
-    "card.cli.interrupts",
+    "card.cli.parts.interrupts",
     "click",
-    "card.cli.options",
+    "card.cli.parts.options",
     "numpy",
     "tokenizers",
     "card.models.loading",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from card.models.files.gguf.kept_weights import KeptWeights
+from card.models.files.kept_weights import KeptWeights
 from tests.commands import Ran, run_command
 
 Listed = Callable[..., Ran]

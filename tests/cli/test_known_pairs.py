@@ -14,8 +14,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from card.cli.chosen_models import choose_models, resolve_models
-from card.cli.fetching import fetch_models
+from card.cli.parts.chosen_models import choose_models, resolve_models
+from card.cli.parts.fetching import fetch_models
 from card.errors import ModelError, SettingsError
 from card.models.files.known_pairs import KNOWN_PAIRS
 from card.models.loading import load_tokenizer

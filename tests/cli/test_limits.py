@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from card.cli import starting
-from card.cli.help import StderrHandler
+from card.cli.parts import starting
+from card.cli.parts.command import StderrHandler
 
 
 @pytest.mark.parametrize(("quota", "set_before", "threads"), [(1.5, None, "1"), (1.5, "7", "7"), (None, None, None)])
@@ -43,5 +43,5 @@ def test_a_line_that_cannot_be_written_ends_no_command(monkeypatch: pytest.Monke
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("card.cli.help.click.echo", fail)
+    monkeypatch.setattr("card.cli.parts.command.click.echo", fail)
     StderrHandler().handle(logging.LogRecord("card", logging.WARNING, "", 0, "words", None, None))

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from card.cli.main import cli
-from card.cli.other_names import all_names
+from card.cli.parts.other_names import all_names
 from tests.commands import run_command
 
 COMMANDS = ("serve", "generate", "chat")

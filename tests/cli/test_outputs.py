@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from card.cli import main
-from card.cli.files import check_can_write, writing
+from card.cli.parts.files import check_can_write, writing
 from card.errors import SettingsError
 
 pytestmark = pytest.mark.timeout(120)

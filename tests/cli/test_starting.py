@@ -14,9 +14,9 @@ import pytest
 
 import card
 from card.cli import main
-from card.cli.help import CardCommand
 from card.cli.main import cli
-from card.cli.starting import ReadingSpinner, load
+from card.cli.parts.command import CardCommand
+from card.cli.parts.starting import ReadingSpinner, load
 from card.config.registry import methods
 from tests.cli.terminal import terminal
 from tests.pair import Pair

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from card.cli.demo import Racer, closing_table
-from card.cli.tables import show
+from card.cli.parts.tables import show
 from card.engine.metrics import RequestStats
 
 

@@ -174,6 +174,8 @@ def test_a_seed_is_drawn_once_and_tiny_factors_are_lifted() -> None:
     assert len({SamplingParams().resolved().seed for _ in range(20)}) > 1
     one = SamplingParams(temperature=1e-30, repetition_penalty=1e-30).resolved({"top_p": 1e-30})
     assert (one.temperature, one.top_p, one.repetition_penalty) == (1e-6, 1e-6, 1e-6)
+    great = SamplingParams(temperature=1e300, repetition_penalty=1e300).resolved()
+    assert (great.temperature, great.repetition_penalty) == (1e30, 1e30)
 
 
 def test_min_tokens_needs_no_max_tokens_but_room() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from card.api.llm import LLM
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET
+from card.cli.parts.options import DEMO_DRAFT, DEMO_TARGET
 from card.config import SamplingParams
 from card.config.fields import declared
 from card.config.method import Method

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET
+from card.cli.parts.options import DEMO_DRAFT, DEMO_TARGET
 from tests.commands import run_command
 from tests.crosses.typing import commands, needed, typed
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from card.cli.help import CardCommand, ModeOption
 from card.cli.main import cli
+from card.cli.parts.command import CardCommand
+from card.cli.parts.refusals import ModeOption
 from card.config import DraftSettings, EngineSettings
 from card.config.fields import declared
 from card.errors import CardError

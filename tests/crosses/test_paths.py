@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from card.cli.files import OutputPath
+from card.cli.parts.files import OutputPath
 from tests.commands import run_command
 from tests.crosses.typing import commands, needed, takes_text, typed
 

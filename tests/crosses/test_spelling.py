@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from importlib.util import find_spec
 
 import click
 import pytest
 
-from card.cli.chosen_models import resolve_models
-from card.cli.help import CardCommand
 from card.cli.main import cli
+from card.cli.parts.chosen_models import resolve_models
+from card.cli.parts.command import CardCommand
+from card.cli.parts.spelling import spelled_for
 from card.errors import SettingsError, named
 from card.server.errors import as_api_error, bad_request
 from card.server.response_schemas import ResponsesRequest
@@ -51,7 +53,7 @@ def test_a_command_without_a_draft_model_names_only_what_can_be_typed_there(path
         return
     with click.Context(command), pytest.raises(SettingsError) as caught:
         resolve_models({"target": "demo-target", "draft": "none"}, needs_draft=True)
-    told = caught.value.spelled(command.spelled)
+    told = caught.value.spelled(partial(spelled_for, command))
     flags = {flag for one in command.params for flag in one.opts} | {
         one.human_readable_name.upper() for one in command.params
     }

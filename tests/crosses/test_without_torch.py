@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET
+from card.cli.parts.options import DEMO_DRAFT, DEMO_TARGET
 from card.config.registry import all_methods, records
 from tests.crosses.typing import commands, needed, without_torch
 

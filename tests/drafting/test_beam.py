@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from card.config import SamplingRule
 from card.drafting.beam import BeamSequence, BeamWriter
+from card.drafting.messages import DraftSpec
 from card.drafting.window import num_skipped, read_part
 from card.errors import CapacityError, ProtocolError
-from card.protocol.messages import DraftSpec
 from card.tree.logits import log_softmax, top
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler

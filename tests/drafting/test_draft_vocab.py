@@ -16,6 +16,7 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.config.registry import methods
 from card.drafting.drafted import Drafting
+from card.drafting.messages import Layer
 from card.errors import SettingsError
 from card.kernels.int8_linear import why_not_int8
 from card.models.draft_vocab import drafted_ids, first_used, restrict_head
@@ -23,7 +24,6 @@ from card.models.loading import load_decoder, load_tokenizer
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.models.token_ranks import used_ids
-from card.protocol.messages import Layer
 from card.theirs.transformers.loading import load_model
 from card.tree.nodes import NewNodes
 from tests.pair import Pair

@@ -21,11 +21,7 @@ from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.drafter import DrafterWorker
 from card.drafting.drafter_pass import step_together
 from card.drafting.growth import RULES
-from card.errors import ProtocolError
-from card.models.protocol import NO_PARENT, Extension
-from card.models.runner import RowRunner
-from card.models.runners import plain_runner
-from card.protocol.messages import (
+from card.drafting.messages import (
     Close,
     Correction,
     Declined,
@@ -38,6 +34,10 @@ from card.protocol.messages import (
     Resync,
     Shutdown,
 )
+from card.errors import ProtocolError
+from card.models.protocol import NO_PARENT, Extension
+from card.models.runner import RowRunner
+from card.models.runners import plain_runner
 from card.tree.candidates import CandidateCache
 from card.tree.logits import top
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec

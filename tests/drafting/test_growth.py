@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.growth import RULES, num_branches
-from card.protocol.messages import DraftSpec
+from card.drafting.messages import DraftSpec
 from card.tree.candidates import CandidateCache
 from card.tree.logits import log_softmax, softmax
 from card.tree.logits import top as best_of

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.config.registry import methods
 from card.drafting.drafter import DrafterWorker
+from card.drafting.messages import Declined, DraftSpec, Open
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.engine.trace import Trace
 from card.errors import CardError
 from card.links.in_process import InlineLink, ThreadLink
-from card.protocol.messages import Declined, DraftSpec, Open
 from card.tree.nodes import NewNodes
 from tests.decoding import (
     assert_plain_in_turns,

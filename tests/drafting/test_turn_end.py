@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from card.drafting.beam import BeamWriter
 from card.drafting.drafter import DrafterWorker
 from card.drafting.drafter_pass import NO_END, Calibration, TurnEnd
+from card.drafting.messages import Open
 from card.links.in_process import InlineLink
-from card.protocol.messages import Open
 from tests.drafts import LayersWriter, draft_spec
 from tests.examples import settings
 from tests.toy import TableModel

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from card.api.llm import LLM, RequestOutput
 from card.config import DraftSettings, SamplingParams
 from card.drafting.beam import BeamWriter
+from card.drafting.messages import MAX_REQUEST_BYTES, Close, Declined, Open
 from card.engine.metrics import RequestStats
 from card.engine.request import Request
 from card.kernels.number_types import Floats
 from card.links.in_process import ThreadLink
 from card.links.link import DrafterLink
 from card.models.protocol import Extension
-from card.protocol.messages import MAX_REQUEST_BYTES, Close, Declined, Open
 from tests.decoding import drafter_for, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.drafts import draft_spec
 from tests.examples import settings

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams, SamplingRule
+from card.drafting.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.engine.policy.rounds import drop_unlikely
 from card.engine.request import Request, StepResult, Update
 from card.engine.sequence import Work
 from card.engine.target import TargetWorker
 from card.errors import ModelError, ProtocolError, TargetError
-from card.protocol.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target

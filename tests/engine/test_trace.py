@@ -22,6 +22,7 @@ from card.cli import main
 from card.config import DraftSettings, SamplingParams
 from card.drafting.beam import BeamWriter
 from card.drafting.drafter import DrafterWorker
+from card.drafting.messages import Correction, Layer, Open
 from card.engine.metrics import RequestStats
 from card.engine.replica import draft_spec
 from card.engine.trace import (
@@ -38,7 +39,6 @@ from card.engine.trace import (
     chrome_trace,
     write_trace,
 )
-from card.protocol.messages import Correction, Layer, Open
 from card.tree.nodes import NewNodes
 from tests.decoding import fake, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.examples import settings

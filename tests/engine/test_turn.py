@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from card.config import DraftSettings
+from card.drafting.messages import DrafterMessage, TargetMessage
 from card.engine.engine import Engine
 from card.engine.policy.rounds import Policy
 from card.engine.target import TargetWorker
 from card.links.link import DrafterLink, DrafterState, LinkStatus
-from card.protocol.messages import DrafterMessage, TargetMessage
 from tests.decoding import make_request, plain, run_all, toy_target
 
 

@@ -12,6 +12,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.mistral import modeling_mistral
 
 from card.kernels.int8_linear import why_not_int8
+from card.kernels.jit.tables import LayerTable
 from card.kernels.machine_code import machine_code
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
@@ -63,7 +64,7 @@ def model() -> MistralForCausalLM:
 def runner_with(model: MistralForCausalLM, sinks: np.ndarray) -> Any:
     """Return an exact runner whose layers have sinks [layers, heads]."""
     runner = plain_runner(model, max_model_len=64, max_tree_rows=32)
-    layer_tables_of(runner)[:, machine_code("tables").SINKS] = [row.ctypes.data for row in sinks]
+    layer_tables_of(runner)[:, LayerTable.sinks] = [row.ctypes.data for row in sinks]
     return runner
 
 

@@ -12,6 +12,7 @@ from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from card.kernels.int8_linear import why_not_int8
+from card.kernels.jit.tables import CLAMPED
 from card.kernels.machine_code import machine_code
 from tests.every_kind import each_kind, printed_by
 
@@ -74,7 +75,7 @@ def test_the_clamped_gate_is_that_of_transformers() -> None:
     experts = GptOssExperts(GptOssConfig(num_local_experts=1, hidden_size=16, intermediate_size=16))
     woven = torch.from_numpy(np.stack([gate, up], axis=-1).reshape(-1)).double()
     expected = experts._apply_gate(woven).numpy()
-    code.entered(activate_here)(gate.ctypes.data, up.ctypes.data, machine_code("tables").CLAMPED)
+    code.entered(activate_here)(gate.ctypes.data, up.ctypes.data, CLAMPED)
     np.testing.assert_allclose(gate, expected, rtol=2e-6, atol=1e-30)
 
 
@@ -82,7 +83,7 @@ def digest() -> str:
     """Return a digest of all functions here."""
     code, x = machine_code("vectors"), np.linspace(-80, 80, 1 << 12).astype(np.float32)
     factor, gate = np.ascontiguousarray(x[:64]), np.ascontiguousarray(x[-64:])
-    code.entered(activate_here)(gate.ctypes.data, factor.ctypes.data, machine_code("tables").CLAMPED)
+    code.entered(activate_here)(gate.ctypes.data, factor.ctypes.data, CLAMPED)
     values = (computed(logarithms_here, np.abs(x) + 1), computed(softplus_here, x), gate)
     return hashlib.sha256(b"".join(one.tobytes() for one in values)).hexdigest()
 

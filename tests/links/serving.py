@@ -15,12 +15,7 @@ import zmq
 from card.assembly.drafters import make_worker
 from card.config import DraftSettings
 from card.drafting.beam import BeamWriter
-from card.links.keys import ServerKeys
-from card.links.link import DrafterLink
-from card.links.remote import RemoteLink
-from card.links.server import DraftServer, ServerLimits
-from card.models.protocol import LanguageModel
-from card.protocol.messages import (
+from card.drafting.messages import (
     PROTOCOL_VERSION,
     Correction,
     DrafterMessage,
@@ -33,6 +28,11 @@ from card.protocol.messages import (
     decode,
     encode,
 )
+from card.links.keys import ServerKeys
+from card.links.link import DrafterLink
+from card.links.remote import RemoteLink
+from card.links.server import DraftServer, ServerLimits
+from card.models.protocol import LanguageModel
 from tests.decoding import decode as decode_text
 from tests.decoding import plain
 from tests.drafts import draft_spec

@@ -13,7 +13,7 @@ sys.path.insert(0, sys.argv[-1])  # where the package of its parent lies
 import msgspec
 import zmq
 
-from card.protocol.messages import PROTOCOL_VERSION, Fault, Layer, Open, Ping, Pong, Ready, Shutdown, decode, encode
+from card.drafting.messages import PROTOCOL_VERSION, Fault, Layer, Open, Ping, Pong, Ready, Shutdown, decode, encode
 from card.tree.nodes import NewNodes
 
 FOREVER_S = 600.0

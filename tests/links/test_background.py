@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.drafting.messages import Close, DrafterMessage, Pong, TargetMessage
 from card.errors import WorkerError
 from card.links.background import BackgroundLink
 from card.links.link import DrafterLink, LinkStatus
-from card.protocol.messages import Close, DrafterMessage, Pong, TargetMessage
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.timeout(240)

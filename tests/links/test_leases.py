@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from card.assembly.plan import Facts, resolve
+from card.drafting.messages import Close, Open
 from card.errors import SettingsError, WorkerError
 from card.links import leases as leasing
 from card.links import zmq_link
 from card.links.keys import load_server_keys, make_keys
 from card.links.leases import Lease, LeasedLink, NoLease
 from card.links.server import DraftServer
-from card.protocol.messages import Close, Open
 from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafts import draft_spec
 from tests.links.serving import PATIENCE_S, decode_until_accepted, make_server, running

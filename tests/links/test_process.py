@@ -18,13 +18,13 @@ import pytest
 
 from card.api.llm import LLM, StreamChunk
 from card.config import SamplingParams
+from card.drafting.messages import PROTOCOL_VERSION, Ping
 from card.errors import WorkerError
 from card.links import child, process, zmq_link
 from card.links.in_process import InlineLink
 from card.links.process import DrafterConfig, DraftModel, ProcessLink
 from card.links.switch import SwitchLink
 from card.links.zmq_link import MAX_BACKOFF_S
-from card.protocol.messages import PROTOCOL_VERSION, Ping
 from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target
 from tests.links.serving import Clock
 from tests.pair import Pair

@@ -14,11 +14,11 @@ import zmq
 from benchmarks.draft_server.delay_proxy import DelayProxy
 from card.api.llm import LLM
 from card.config import SamplingParams
+from card.drafting.messages import Declined, DrafterMessage, Open, PassSeconds, Pong, Ready, Resync, encode
 from card.errors import SettingsError, WorkerError
 from card.links import remote, zmq_link
 from card.links.keys import load_server_keys, make_keys
 from card.links.remote import RemoteLink
-from card.protocol.messages import Declined, DrafterMessage, Open, PassSeconds, Pong, Ready, Resync, encode
 from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafts import draft_spec
 from tests.links.serving import PATIENCE_S, connected, decode_until_accepted, make_server, running

@@ -16,12 +16,7 @@ import zmq
 
 from card.config import SamplingParams
 from card.drafting.beam import BeamWriter
-from card.errors import SettingsError, WorkerError
-from card.links import framing, front, zmq_link
-from card.links import server as server_module
-from card.links.keys import load_client_keys, load_server_keys, make_keys
-from card.links.server import DraftServer, ServerLimits
-from card.protocol.messages import (
+from card.drafting.messages import (
     MAX_REQUEST_BYTES,
     PROTOCOL_VERSION,
     Close,
@@ -40,6 +35,11 @@ from card.protocol.messages import (
     TargetMessage,
     encode,
 )
+from card.errors import SettingsError, WorkerError
+from card.links import framing, front, zmq_link
+from card.links import server as server_module
+from card.links.keys import load_client_keys, load_server_keys, make_keys
+from card.links.server import DraftServer, ServerLimits
 from tests.decoding import GREEDY, toy_draft, toy_target
 from tests.drafts import draft_spec
 from tests.links.hostile import GREETING, MORE, connect, frame, is_ended, shake_hands
@@ -494,7 +494,7 @@ def test_the_rows_of_a_client_that_went_without_a_word_are_freed(monkeypatch: py
 
 _CLIENT = """
 import sys, time
-from card.protocol.messages import Open
+from card.drafting.messages import Open
 from card.links.remote import RemoteLink
 from tests.drafts import draft_spec
 link = RemoteLink(sys.argv[1], vocab_size=12, start_timeout_s=60.0, silence_timeout_s=60.0)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from card.drafting.drafter import DrafterWorker
+from card.drafting.messages import Close, Correction, Open, TargetStates
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.kernels.number_types import Floats
 from card.links.in_process import InlineLink, ThreadLink
 from card.links.link import NoDrafter
 from card.links.shown_states import ShownStates
 from card.models.features import FeatureWish, SeenRows
-from card.protocol.messages import Close, Correction, Open, TargetStates
 from tests.drafts import draft_spec
 
 WISH = FeatureWish((-1,), "all")

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from card.config import Schedule
 from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.drafting.messages import Close, DrafterMessage, Layer, Open, Ready, TargetMessage
 from card.engine.engine import Engine
 from card.engine.target import TargetWorker
 from card.links.link import DrafterLink, LinkStatus
 from card.links.switch import SwitchLink
-from card.protocol.messages import Close, DrafterMessage, Layer, Open, Ready, TargetMessage
 from tests.decoding import fake, inline, make_request, plain, toy_draft, toy_target
 from tests.drafts import draft_spec
 from tests.examples import settings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from card.cli.starting import spinner
-from card.cli.tables import progress_bar, progress_in_words
+from card.cli.parts.starting import spinner
+from card.cli.parts.tables import progress_bar, progress_in_words
 from card.machine.pulse import Pulse
 
 

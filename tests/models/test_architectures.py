@@ -6,9 +6,14 @@ import ast
 from dataclasses import fields
 from pathlib import Path
 
+import gguf
+
 import card.models
 from card.models.architectures import Architecture, all_architectures, find_architecture
 from card.models.architectures.architecture import Part
+from card.models.decoder_config import ConfigFields, ConfigRule
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule
 from tests.models.published import CONFIGS
 
 PACKAGE = Path(card.models.__file__).parent
@@ -18,7 +23,8 @@ FOLLOWERS = [
     *(PACKAGE.parent / "theirs" / name for name in ("transformers/walking.py", "cuda/fused.py")),
     *sorted(PACKAGE.glob("files/gguf/*.py")),
 ]
-TABLE = PACKAGE / "architectures" / "architecture.py"
+RECORDS = ("architectures/architecture", "decoder_config", "layer_shape", "gguf_map")
+TABLE = [PACKAGE / f"{name}.py" for name in RECORDS]
 NO_PARTS = frozenset({"MADV_DONTNEED", "_hf_hook"})  # of the system, and of accelerate
 
 
@@ -49,14 +55,15 @@ def test_a_question_to_a_model_is_found() -> None:
 
 
 def test_every_field_of_the_table_is_read() -> None:
-    trees = [ast.parse(path.read_text("utf-8")) for path in (*FOLLOWERS, TABLE)]
+    trees = [ast.parse(path.read_text("utf-8")) for path in (*FOLLOWERS, *TABLE)]
     read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert {field.name for kind in (Architecture, Part) for field in fields(kind)} - read == set()
+    kinds = (Architecture, Part, ConfigRule, ConfigFields, ExpertRule, GgufMap)
+    assert {field.name for kind in kinds for field in fields(kind)} - read == set()
 
 
 def test_an_entry_is_found_by_what_its_config_says_and_by_nothing_else() -> None:
     entries = all_architectures()
-    assert [find_architecture(entry.config_class.model_type) for entry in entries] == entries
+    assert [find_architecture(entry.model_type) for entry in entries] == entries
     assert [find_architecture(name) for name in ("architecture", "gpt2", "", None, ["llama"], {})] == [None] * 6
 
 
@@ -69,4 +76,30 @@ def test_the_fields_that_an_entry_names_are_those_of_its_config() -> None:
     for entry in all_architectures():
         stated = [*entry.scales.values(), *entry.biases.values(), *entry.caps.values(), entry.activation]
         named = {one for one in stated if isinstance(one, str)}
-        assert named <= entry.config_class.defaults().keys(), entry.model_class
+        assert named <= entry.config_fields.defaults.keys(), entry.model_class
+
+
+def test_parts_are_called_as_llama_cpp_calls_them() -> None:
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    named = unnamed = 0
+    for entry in all_architectures():
+        kind = kinds[entry.gguf.name or "llama"]
+        held = {gguf.TENSOR_NAMES[one] for one in gguf.MODEL_TENSORS[kind]}
+        names = gguf.get_tensor_name_map(kind, 1)
+        for part in entry.in_files.parts:
+            found = names.get_name(f"model.layers.0.{part.name.replace('{}.', '')}", try_suffixes=(".weight", ".bias"))
+            endings = ("", ".weight", ".bias", ".scale")
+            if found is None:  # a name that llama.cpp's converter changes first
+                unnamed += 1
+            else:
+                named += 1
+                assert f"blk.0.{part.gguf_name}" in {f"{found}{end}" for end in endings}, (entry.model_class, part.name)
+                assert f"blk.{{bid}}.{part.gguf_name}" in {f"{one}{end}" for one in held for end in endings}
+    assert named > 8 * unnamed
+
+
+def test_numbers_of_experts_have_keys_of_llama_cpp() -> None:
+    known = {key for of in vars(gguf.Keys).values() if isinstance(of, type) for key in vars(of).values()}
+    for entry in all_architectures():
+        for key in {**entry.gguf_experts, **entry.gguf_numbers}.values():
+            assert f"{{arch}}.{key}" in known, (entry.model_class, key)

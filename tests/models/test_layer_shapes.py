@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from card.errors import ModelError
-from card.kernels.machine_code import machine_code
 from card.kernels.number_types import FLOAT32, Floats
 from card.machine.threads import integer_passes_on
 from card.models.architectures import Architecture, find_architecture
@@ -34,22 +33,16 @@ TREE = [([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1])]  # token ids, and parents behind t
 EPS = 1e-6
 
 
-class UnequalFields(DecoderConfig):
-    """The config of a model whose layers differ."""
-
-    model_type = "unequal"
-
-
 ARCHITECTURE = Architecture(
     model_class="UnequalForCausalLM",
-    config_class=UnequalFields,
+    model_type="unequal",
     norms={**PRE_NORMS, **HEAD_NORMS},
     has_windows=True,
 )
 
 
-def config() -> UnequalFields:
-    return UnequalFields(
+def config() -> DecoderConfig:
+    return ARCHITECTURE.make_config(
         vocab_size=VOCAB_SIZE,
         hidden_size=WIDTH,
         num_hidden_layers=len(HEADS),
@@ -233,8 +226,8 @@ def test_a_model_of_equal_layers_takes_the_memory_that_it_took() -> None:
     assert runner.row_bytes == of.num_hidden_layers * 2 * of.num_key_value_heads * of.head_dim * 2
     with integer_passes_on(1):
         logits_of(runner, TEXT[:16])
-    code, found = machine_code("tables"), buffer_bytes_of(runner)
+    found = buffer_bytes_of(runner)
     heads, groups = of.num_attention_heads + 2 * of.num_key_value_heads, -(-of.intermediate_size // 64)
-    assert found[code.PROJECTED] == 16 * 4 * heads * of.head_dim
-    assert found[code.ATTENDED] == 16 * 4 * of.num_attention_heads * of.head_dim
-    assert found[code.GATED] == 16 * 64 * groups
+    assert found["projected"] == 16 * 4 * heads * of.head_dim
+    assert found["attended"] == 16 * 4 * of.num_attention_heads * of.head_dim
+    assert found["gated"] == 16 * 64 * groups

@@ -26,6 +26,11 @@ KINDS = ("llama, biases", "gpt_oss", "glm4_moe", "qwen3_5_moe", "lfm2", "gemma4,
 KINDS += ("gemma4, experts", "olmo2")
 assert set(KINDS) <= set(MADE)
 DTYPES = ("auto", "int8")
+CASES = [  # `make test` takes each kind in one dtype
+    pytest.param(kind, dtype, marks=() if idx % len(DTYPES) == place else pytest.mark.slow)
+    for idx, kind in enumerate(KINDS)
+    for place, dtype in enumerate(DTYPES)
+]
 TEXT = [3 + 7 * i * i % 90 for i in range(24)]
 READ_LATER = ("model.embed_tokens.weight", "model.embed_tokens_per_layer.weight")  # where they are stored, row by row
 
@@ -59,8 +64,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "check_numbers", lambda model, weights: None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), CASES)
 def test_a_model_with_a_weight_that_is_no_number_is_refused_by_the_name_of_the_weight(
     folders: Callable[[str], Path], kind: str, dtype: str
 ) -> None:
@@ -72,8 +76,7 @@ def test_a_model_with_a_weight_that_is_no_number_is_refused_by_the_name_of_the_w
         assert str(folders(kind)) in str(refused.value)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), CASES)
 def test_no_pass_makes_numbers_of_what_is_none(
     folders: Callable[[str], Path], unchecked: None, kind: str, dtype: str
 ) -> None:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING
 
-from card.models.architectures import Architecture, all_architectures
-from card.models.decoder_config import DecoderConfig
+from card.models.architectures import Architecture, all_architectures, find_architecture
+from card.models.decoder_config import ConfigRule
 from card.models.facts import context_limit, end_token_ids
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import read_decoder
 from card.models.own.plain_config import read_config
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
+from tests.every_family import script
 from tests.models.published import CONFIGS, VOCAB, save_published
 
 PROMPT = [3, 17, 99, 4, 56, 21, 8]
 NUM_TOKENS = 24
-OF_NO_DECODER = PreTrainedConfig().to_dict().keys() - DecoderConfig().to_dict().keys()  # labels and the like
+DEFAULTS: Any = script("make_config_defaults")
 
 
 def greedy(model: Any, num_tokens: int = NUM_TOKENS) -> list[int]:
@@ -63,7 +64,7 @@ def test_every_field_is_read_as_by_the_own_class_of_the_config(tmp_path: Path, n
     save_published(tmp_path, name)
     ours, theirs = read_config(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
     assert ours is not None
-    known = {field: value for field, value in theirs.to_dict().items() if field not in OF_NO_DECODER}
+    known = {field: value for field, value in theirs.to_dict().items() if field not in DEFAULTS.OF_NO_DECODER}
     if theirs.model_type.startswith("qwen"):
         known.pop("layer_types", None)  # written out there for each layer; all are full
     if known.get("head_dim", ...) is None:
@@ -73,12 +74,27 @@ def test_every_field_is_read_as_by_the_own_class_of_the_config(tmp_path: Path, n
 
 @pytest.mark.parametrize("entry", all_architectures(), ids=lambda entry: entry.model_class)
 def test_fields_that_are_missing_have_the_values_of_the_own_class(entry: Architecture):
-    ours, own = entry.config_class, CONFIG_MAPPING[entry.config_class.model_type]
-    defaults = ours.defaults()
+    ours, own = entry.config_fields, CONFIG_MAPPING[entry.model_type]
     for field in fields(own):
-        if field.name not in OF_NO_DECODER:
-            assert defaults[field.name] == field.default, field.name
-    assert ours.default_theta == own.default_theta
+        if field.name not in DEFAULTS.OF_NO_DECODER:
+            assert ours.defaults[field.name] == field.default, field.name
+            assert field.name in ours.types
+    assert ours.theta == own.default_theta
+
+
+def test_the_table_of_defaults_is_what_its_script_makes():
+    assert DEFAULTS.TABLE.read_text("utf-8") == DEFAULTS.text_of(DEFAULTS.table())
+
+
+def test_a_default_of_an_entry_stands_in_place_of_that_of_the_table():
+    entry = find_architecture("seed_oss")
+    assert entry is not None
+    other = replace(entry, config=ConfigRule(defaults={"attention_bias": False, "rope_theta": 5.0, "of_its_own": None}))
+    config = other.make_config(num_hidden_layers=3)
+    assert (config.attention_bias, config.of_its_own, config.hidden_size) == (False, None, 4096)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 5.0}
+    with pytest.raises(TypeError, match="its attention_bias is 7, it must be of type bool"):
+        other.make_config(attention_bias=7)
 
 
 def test_the_end_is_read_from_the_generation_config_where_the_config_has_none(tmp_path: Path):

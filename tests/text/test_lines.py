@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from card.cli.files import read_prompts, read_records
+from card.cli.parts.files import read_prompts, read_records
 from card.errors import PromptError, SettingsError
 from card.text.kept_lines import KeptLines
 from card.text.lines import file_lines, numbered_lines, read_text

@@ -21,10 +21,10 @@ import msgspec
 import zmq
 
 from card.assembly.drafters import load_drafter, load_likely, make_worker
+from card.drafting.messages import DrafterMessage, Fault, decode, encode
 from card.errors import CardError, ProtocolError, in_words
 from card.links.process import FOLDER_PREFIX, DrafterConfig, LikelyModel
 from card.machine.memory import give_back_memory
-from card.protocol.messages import DrafterMessage, Fault, decode, encode
 
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel

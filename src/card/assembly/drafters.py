@@ -16,6 +16,7 @@ from card.config import EngineSettings, Placement, SamplingParams
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.draft_writers import make_writer
 from card.drafting.drafter import MAX_REQUESTS, DrafterWorker
+from card.drafting.messages import PassSeconds, Ready
 from card.drafting.protocol import DraftWriter
 from card.engine.replica import draft_spec
 from card.errors import CardError
@@ -42,7 +43,6 @@ from card.models.own.exact_decoder import prepare_code
 from card.models.own.reasons import is_exact
 from card.models.runner import RowRunner
 from card.models.runners import make_runner, plain_runner
-from card.protocol.messages import PassSeconds, Ready
 from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.tokenizer import Tokenizer

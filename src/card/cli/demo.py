@@ -16,11 +16,11 @@ from rich.text import Text
 
 from card.api.llm import LLM
 from card.assembly.plan import readable
-from card.cli.chosen_models import resolve_models
-from card.cli.options import DEMO_TARGET, given
-from card.cli.remarks import demo_note, hint_at_int8
-from card.cli.starting import spinner
-from card.cli.tables import show
+from card.cli.parts.chosen_models import resolve_models
+from card.cli.parts.options import DEMO_TARGET, given
+from card.cli.parts.remarks import demo_note, hint_at_int8
+from card.cli.parts.starting import spinner
+from card.cli.parts.tables import show
 from card.config import SamplingParams
 from card.config.registry import methods
 from card.engine.metrics import RequestStats

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from card.assembly.drafters import load_drafter, make_worker
-from card.cli.starting import spinner
+from card.cli.parts.starting import spinner
 from card.config import parse_size
 from card.errors import SettingsError
 from card.links.keys import check_may_listen, load_server_keys

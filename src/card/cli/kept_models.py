@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from card.cli.tables import show, table
+from card.cli.parts.tables import show, table
 from card.errors import SettingsError
 from card.machine.folders import cache_folder
-from card.models.files.gguf.kept_weights import KEPT_FOLDER, KeptEntry, KeptWeights
+from card.models.files.kept_weights import KEPT_FOLDER, KeptEntry, KeptWeights
 from card.models.files.known_pairs import gigabytes
 
 _UNKNOWN = "unknown"  # the model of an entry that an older version made

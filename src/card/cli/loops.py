@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from card.cli.options import DEMO_TARGET
+from card.cli.parts.options import DEMO_TARGET
 from card.config import SamplingParams
 
 if TYPE_CHECKING:  # loaded by make_llm

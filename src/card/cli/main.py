@@ -11,8 +11,9 @@ import sys
 import click
 
 from card import __version__
-from card.cli.help import CardGroup, StderrHandler
-from card.cli.interrupts import INTERRUPTED, is_interrupt, raising
+from card.cli.parts.command import StderrHandler
+from card.cli.parts.groups import CardGroup
+from card.cli.parts.interrupts import INTERRUPTED, is_interrupt, raising
 from card.config.record import Command
 from card.errors import CardError, ShortageError
 from card.machine.memory import is_shortage

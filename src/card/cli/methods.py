@@ -7,7 +7,7 @@ import json
 import click
 from rich.console import Console
 
-from card.cli.tables import show, table
+from card.cli.parts.tables import show, table
 from card.config.registry import all_methods, origin_of
 
 

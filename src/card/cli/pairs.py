@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 from rich.console import Console
 
-from card.cli.tables import show, table
+from card.cli.parts.tables import show, table
 from card.models.files.known_pairs import KNOWN_PAIRS, gigabytes
 
 _SPARE = ("quantisation", "licence")

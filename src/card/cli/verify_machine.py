@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from card.cli.tables import table
+from card.cli.parts.tables import table
 from card.models.machine_digest import EXPECTED, digest_machine
 
 _EQUAL = "Equal: logits of exact passes are the same here, to the last bit, as on every other computer that says so."

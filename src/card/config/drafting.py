@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from card.config.fields import Listed, Replaceable, check, declared, listed, make_plain, require, setting, told
 from card.config.reading import CANDIDATES, DRAFTING, IMAGES
@@ -23,6 +23,8 @@ MAX_NODES = 1 << 16
 class TreeShape:
     """Shape of the tree of candidates that a drafter grows."""
 
+    SECTION: ClassVar[str] = "Drafting"
+
     beam_width: int = setting(
         6, "Most candidates of a drafter pass.", least=1, most=MAX_BEAM_WIDTH, read_by=DRAFTING
     )  # K
@@ -30,8 +32,12 @@ class TreeShape:
         8, "Most continuations of one candidate.", least=1, most=MAX_BRANCH, read_by=DRAFTING
     )  # in both tiers together
     lead: int = setting(24, "Most layers ahead of the text.", least=1, most=MAX_LEAD, read_by=CANDIDATES)
-    max_nodes: int = setting(4096, "Most candidates held at once.", least=1, most=MAX_NODES, read_by=DRAFTING)
-    min_path_logprob: float = setting(-12.0, "Paths less likely are not expanded.", below=0, read_by=DRAFTING)
+    max_nodes: int = setting(
+        4096, "Most candidates held at once.", least=1, most=MAX_NODES, read_by=DRAFTING, is_option=False
+    )
+    min_path_logprob: float = setting(
+        -12.0, "Paths less likely are not expanded.", below=0, read_by=DRAFTING, is_option=False
+    )
     growth: Growth = setting("layer", f"How the tree grows: {', '.join(get_args(Growth))}.", read_by=DRAFTING)
     branch_below: float = setting(
         0.7, "Probability below which growth branch takes alternatives.", least=0, most=1, read_by="growth branch"
@@ -74,7 +80,9 @@ class DraftSettings(TreeShape, Replaceable):
     )
     min_depth: int = setting(1, "Least path at which the target stops waiting.", least=1, read_by=DRAFTING)
     waits_after_miss: bool = setting(True, "Wait after a miss, too.", read_by=DRAFTING)
-    hide_images: bool = setting(True, "Hide images from drafters.", shown="--hide-images", read_by=IMAGES)
+    hide_images: bool = setting(
+        True, "Hide images from drafters.", shown="--hide-images", read_by=IMAGES, section="Images"
+    )
 
     def __post_init__(self) -> None:
         make_plain(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from card.config.fields import Replaceable, check, declared, make_plain, require, setting
 from card.config.reading import DRAFTING, DRAFTING_HERE, IMAGES
@@ -31,26 +31,64 @@ _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 class EngineSettings(Replaceable):
     """Settings of an engine: which models run where and how."""
 
-    target: str = setting("demo-target", "Target model: a folder, a GGUF file, a hub name, or demo-target.")
+    SECTION: ClassVar[str] = "Machine"
+
+    target: str = setting(
+        "demo-target",
+        "Target model: a folder, a GGUF file, a hub name, or demo-target.",
+        section="Models",
+        is_common=True,
+    )
     draft: str | None = setting(
         None,
         "Draft model, named like the target; demo-draft for demo-target; mtp for the target's own block.",
         read_by=DRAFTING_HERE,
+        section="Models",
+        is_common=True,
     )
-    method: str = setting("card", "Decoding method: how tokens are drafted.")
+    method: str = setting("card", "Decoding method: how tokens are drafted.", section="Method", is_common=True)
+    writers: tuple[str, ...] | None = setting(
+        None,
+        "Sources of candidates, such as beam,suffix; beam is the draft model.",
+        num_items=(1, 64),
+        allowed="a list of names",
+        shown="by method",
+        section="Method",
+        is_common=True,
+    )
     placement: PlacementSetting | None = setting(
         None,
         f"Where the drafter runs: {', '.join(get_args(PlacementSetting))}.",
         shown="by method",
         read_by=DRAFTING_HERE,
+        section="Method",
     )
-    schedule: ScheduleSetting = setting("auto", "Drafter beside the target, in turns, or the faster (auto).")
-    policy: PolicyName = setting("auto", "Tune all unset options (auto) or nothing (fixed).")
-    draft_address: str | None = setting(None, "Use the draft server at tcp://host:port.", read_by=DRAFTING)
-    draft_keys: str | None = setting(None, "Folder of card keys for a draft server.")
-    dtype: str = setting("auto", "auto (as stored), int8, float32, bfloat16, float16, float64.")
+    schedule: ScheduleSetting = setting(
+        "auto", "Drafter beside the target, in turns, or the faster (auto).", section="Method"
+    )
+    policy: PolicyName = setting("auto", "Tune all unset options (auto) or nothing (fixed).", section="Method")
+    draft_address: str | None = setting(
+        None, "Use the draft server at tcp://host:port.", read_by=DRAFTING, section="Draft server", is_common=True
+    )
+    draft_optional: bool = setting(
+        False,
+        "Decode plainly while no draft server answers, or end.",
+        shown="required",
+        section="Draft server",
+        is_common=True,
+    )
+    draft_keys: str | None = setting(
+        None, "Folder of card keys for a draft server.", section="Draft server", is_common=True
+    )
+    dtype: str = setting(
+        "auto", "auto (as stored), int8, float32, bfloat16, float16, float64.", section="Models", is_common=True
+    )
     draft_dtype: str | None = setting(
-        None, "The same for the draft model.", shown="the target's", read_by=DRAFTING_HERE
+        None,
+        "The same for the draft model.",
+        shown="the target's",
+        read_by=DRAFTING_HERE,
+        section="Models",
     )
     draft_vocab: int | None = setting(
         None,
@@ -59,24 +97,24 @@ class EngineSettings(Replaceable):
         allowed="a whole number of 1 or more",
         shown="all",
         read_by=DRAFTING_HERE,
+        section="Models",
     )
-    device: str = setting("cpu", "Device of the target: cpu, cuda, cuda:1.")
-    draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's", read_by=DRAFTING_HERE)
-    target_cost: str | None = setting(None, "Inflate the target to 300M, say; same outputs.")
+    device: str = setting("cpu", "Device of the target: cpu, cuda, cuda:1.", section="Models", is_common=True)
+    draft_device: str | None = setting(
+        None, "Device of the draft model.", shown="the target's", read_by=DRAFTING_HERE, section="Models"
+    )
+    target_cost: str | None = setting(None, "Inflate the target to 300M, say; same outputs.", section="Models")
     max_model_len: int | None = setting(
-        None, "Most tokens of prompt and answer.", least=2, shown="the model's, in a quarter of free RAM"
+        None,
+        "Most tokens of prompt and answer.",
+        least=2,
+        shown="the model's, in a quarter of free RAM",
+        section="Models",
+        is_common=True,
     )
-    max_num_seqs: int = setting(16, "Most requests at once; others wait.", least=1)
-    max_images: int = setting(0, "Most images in a prompt.", least=0)
-    image_dir: str | None = setting(None, "Folder of images that prompts may name.", read_by=IMAGES)
-    kv_cache_memory: str | None = setting(
-        None, "Most target KV, such as 2GiB.", shown="by the RAM"
-    )  # by max_num_seqs too
-    kv_offload: str | None = setting(None, "Folder for paused KV.")
-    prefix_cache: str | None = setting(None, "Folder for lasting KV.")
-    prefix_cache_size: str | None = setting(None, "Its size.", shown="4GiB")
-    prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
-    threads: int | None = setting(None, "CPU threads of the target.", least=1, most=MAX_THREADS, shown="the fastest")
+    threads: int | None = setting(
+        None, "CPU threads of the target.", least=1, most=MAX_THREADS, shown="the fastest", is_common=True
+    )
     draft_threads: int = setting(1, "CPU threads of the drafter.", least=1, most=MAX_THREADS, read_by=DRAFTING_HERE)
     cores: tuple[int, ...] | None = setting(  # None divides the cores of this process
         None, "CPU cores of the target, such as 0,1.", least=0, allowed="a list of core numbers"
@@ -84,10 +122,19 @@ class EngineSettings(Replaceable):
     draft_cores: tuple[int, ...] | None = setting(
         None, "CPU cores of the drafter.", least=0, allowed="a list of core numbers", read_by=DRAFTING_HERE
     )
+    max_num_seqs: int = setting(16, "Most requests at once; others wait.", least=1, is_common=True)
+    max_images: int = setting(0, "Most images in a prompt.", least=0, section="Images")
+    image_dir: str | None = setting(None, "Folder of images that prompts may name.", read_by=IMAGES, section="Images")
+    kv_cache_memory: str | None = setting(
+        None, "Most target KV, such as 2GiB.", shown="by the RAM"
+    )  # by max_num_seqs too
+    kv_offload: str | None = setting(None, "Folder for paused KV.")
+    prefix_cache: str | None = setting(None, "Folder for lasting KV.")
+    prefix_cache_size: str | None = setting(None, "Its size.", shown="4GiB")
+    prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
     wait_for_drafter: bool | None = setting(
         None, "Wait for the drafter at first.", shown="not under --policy auto", read_by=DRAFTING
     )
-    draft_optional: bool = setting(False, "Decode plainly while no draft server answers, or end.", shown="required")
     cache: bool = setting(True, "Keep latencies and converted weights.", shown="--cache")
     check: bool = setting(True, "Compare passes once with transformers' own.", shown="--check")
     cache_dir: str | None = setting(
@@ -97,27 +144,33 @@ class EngineSettings(Replaceable):
         allowed=f"a folder; leave it out for the usual one, and set {named('cache')} to False to keep nothing",
     )
     start_timeout_s: float = setting(
-        120.0, "Longest time for a drafter to load.", above=0, unit="seconds", read_by=DRAFTING
+        120.0,
+        "Longest time for a drafter to load.",
+        above=0,
+        unit="seconds",
+        read_by=DRAFTING,
+        is_option=False,
     )
     drafter_timeout_s: float = setting(
         3.0, "Silence after which the drafter is replaced.", above=0, unit="seconds", read_by=DRAFTING
     )
-    grammar_timeout_s: float = setting(10.0, "Seconds to compile and to follow a grammar.", above=0, unit="seconds")
-    generation_config: GenerationConfigSource = setting("auto", "Default sampling: the model's, or greedy.")
-    answer_format: str = setting("auto", "Marks of thoughts and calls.", shown="by template")
-    chat_template: str | None = setting(None, "Chat template.", shown="the model's")
-    tool_template: str | None = setting(None, "Template with tools.", shown="the former")
+    grammar_timeout_s: float = setting(
+        10.0, "Seconds to compile and to follow a grammar.", above=0, unit="seconds", section="Server"
+    )
+    generation_config: GenerationConfigSource = setting(
+        "auto", "Default sampling: the model's, or greedy.", section="Server"
+    )
+    answer_format: str = setting("auto", "Marks of thoughts and calls.", shown="by template", section="Models")
+    chat_template: str | None = setting(None, "Chat template.", shown="the model's", section="Models")
+    tool_template: str | None = setting(None, "Template with tools.", shown="the former", section="Models")
     allows_inexact: bool = setting(
-        False, "Allow a verifier whose text differs from plain decoding; every result then says so."
+        False,
+        "Allow a verifier whose text differs from plain decoding; every result then says so.",
+        is_option=False,
     )
-    writers: tuple[str, ...] | None = setting(
-        None,
-        "Sources of candidates, such as beam,suffix; beam is the draft model.",
-        num_items=(1, 64),
-        allowed="a list of names",
-        shown="by method",
+    own: Mapping[str, Any] = setting(
+        factory=dict, meaning="Settings of folders beside the core, by name.", is_option=False
     )
-    own: Mapping[str, Any] = setting(factory=dict, meaning="Settings of folders beside the core, by name.")
 
     def of(self, kind: type[T]) -> T:
         """Return the settings of a folder, as its class declares them. Raises: SettingsError for a value out of range.

@@ -76,6 +76,22 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InRequest:
+    """The field of a request that sets it: at which doors of the server, under which name, and within which bounds."""
+
+    doors: tuple[str, ...]
+    names: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # at the doors where it has another name than the setting
+    bounds: Bounds | None = None  # where they are wider than the setting's own, which takes the nearest value then
+    words: str = ""  # on the values that only a request may have
+
+    def name_at(self, door: str, setting: str) -> str:
+        """Return its name at a door; empty if the door has no such field."""
+        return self.names.get(door, setting) if door in self.doors else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
     meaning: str = ""
     bounds: Bounds = Bounds()
@@ -83,8 +99,10 @@ class _Rule:
     unit: str = ""
     allowed: str = ""
     shown: str = ""
-    section: str = ""  # of the help, for a setting of a folder beside the core
+    section: str = ""  # of the help; empty: that of the class, its SECTION
+    is_option: bool = True  # of the commands that take all settings of its class
     is_common: bool = False  # shown by --help too, not only by --help-all
+    in_request: InRequest | None = None  # None: no client of the server sets it by a field of this form
     read_by: str | tuple[str, ...] = ()  # what reads it, see `card.config.reading`; empty: every engine
 
 
@@ -109,7 +127,8 @@ def setting(
         unit: of the bounds, in words.
         allowed: the allowed values in words, where bounds and type do not suffice.
         shown: the default in words, where the value itself is not clear.
-        section, is_common: place in the help of a command.
+        section, is_option, is_common: whether commands have an option for it, and its place in their help.
+        in_request: the field of a request that sets it.
         read_by: what reads it, see `card.config.reading`.
     """
     bounds = Bounds(least=least, above=above, most=most, below=below)
@@ -148,6 +167,15 @@ class Setting:
         """Return a value as it is stored: `plain`, and a tuple for a list, which may be given as any sequence."""
         value = plain(given)
         return _as_tuple(value, self.kind) if self.is_list and not (value is None and self.is_optional) else value
+
+    def nearest(self, value: Any) -> Any:
+        """Return the value of the setting for that of a request, whose bounds may be wider."""
+        bounds = self.rule.bounds
+        if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        if bounds.least is not None and value < bounds.least:
+            return type(value)(bounds.least)
+        return math.nextafter(bounds.above, math.inf) if bounds.above is not None and value <= bounds.above else value
 
     def fault(self, value: object) -> str:
         """Return what is allowed instead of ``value``; empty if ``value`` is valid."""
@@ -229,14 +257,16 @@ def declared(owner: type) -> Mapping[str, Setting]:
 @cache
 def _declared(owner: type) -> Mapping[str, Setting]:
     hints = get_type_hints(owner)
-    return {one.name: _read(one, hints[one.name]) for one in dataclasses.fields(owner)}
+    section = getattr(owner, "SECTION", "")
+    return {one.name: _read(one, hints[one.name], section) for one in dataclasses.fields(owner)}
 
 
-def _read(field: dataclasses.Field[Any], hint: Any) -> Setting:
+def _read(field: dataclasses.Field[Any], hint: Any, section: str) -> Setting:
     arms = [hint]
     if get_origin(hint) in (Union, UnionType):
         arms = [arm for arm in get_args(hint) if arm is not NoneType]
     origin, args = get_origin(arms[0]), get_args(arms[0])
+    rule = field.metadata.get("rule", _Rule())
     return Setting(
         name=field.name,
         kind=args[0] if origin is tuple else str if origin is Literal else origin or arms[0],
@@ -244,7 +274,7 @@ def _read(field: dataclasses.Field[Any], hint: Any) -> Setting:
         is_list=origin is tuple,
         choices=args if origin is Literal else (),
         default=_default(field),
-        rule=field.metadata.get("rule", _Rule()),
+        rule=dataclasses.replace(rule, section=rule.section or section),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from card.config.drafting import DraftSettings
 from card.config.engine import EngineSettings, Placement
 
 ALONE = "suffix"  # the default method without a draft model; docs/methods.md has the reason
+Drafter = Literal["none", "turns", "beside", "own"]  # no model, in turns, on a core of its own, or the policy's choice
 _LONGEST_WAIT_S = 1.0  # for the drafts of a round; the target does not wait longer
 
 
@@ -27,6 +28,23 @@ def in_rounds(draft: DraftSettings, *, min_depth: int, **shape: Any) -> DraftSet
 def default_method(*, has_draft: bool) -> str:
     """Return the name of the method that command line, server and Python take where none is named."""
     return "card" if has_draft else ALONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRow:
+    """A row of `card bench`. Beside a drafter it has the target's cores, else the cores that its name says."""
+
+    name: str
+    drafter: Drafter = "none"
+    is_tuned: bool = False  # policy auto, and nothing set
+    has_lengths: bool = False  # the fastest of the given draft lengths is taken
+    is_as_shipped: bool = False  # the method's own draft settings: its length from latencies, if it has one
+    takes_options: bool = False  # reads the draft settings that the user gives
+    draft: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    has_twin: bool = False  # there is one on all cores, too
+    has_uncoupled: bool = False  # there is one without coupled noise, too
+    is_best: bool = True  # worth comparing with other methods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +69,7 @@ class Method:
     in_python: str = ""  # of such a method: its class
     extra: str = ""  # of this package, without which its code cannot run
     settings: type[Any] | None = None  # of such a method: its own options
+    rows: tuple[BenchRow, ...] = ()  # of `card bench`; empty: one, which follows from the fields above
     passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = None  # tokens in each, for `round_length`
 
     @property

@@ -16,7 +16,7 @@ from card.config.engine import EngineSettings
 from card.config.fields import declared
 from card.config.method import Method
 from card.config.record import Command, Record
-from card.errors import SettingsError, known_instead
+from card.errors import SettingsError, did_you_mean
 
 logger = logging.getLogger(__name__)
 _GROUPS = ("theirs", "family", "inside", "tools", "labs")  # packages whose folders may have a record
@@ -91,7 +91,8 @@ def find_method(name: str) -> Method:
             f"method {name} uses several engines for an answer; use card generate --method {name}, or "
             f"{all_methods()[name].in_python} in Python"
         )
-    raise SettingsError(f"unknown method {name!r}; {known_instead(name, all_methods())}")
+    meant, known = did_you_mean(name, all_methods()), ", ".join(all_methods())
+    raise SettingsError(f"unknown method {name!r};{f' {meant}' if meant else ''} known: {known}")
 
 
 def commands(group: str = "") -> dict[str, Command]:

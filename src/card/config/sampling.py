@@ -8,16 +8,31 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from card.config.fields import Listed, Replaceable, check, declared, listed, make_plain, plain, require, setting, told
+from card.config.fields import (
+    Bounds,
+    InRequest,
+    Listed,
+    Replaceable,
+    check,
+    declared,
+    listed,
+    make_plain,
+    plain,
+    require,
+    setting,
+    told,
+)
 from card.errors import SettingsError, named
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
 
 MAX_CHOICES = 128  # answers to one prompt
 MAX_LOGPROBS = 20  # most alternatives that a request may list for each token
-_LEAST = 1e-6  # with much smaller factors float32 rounds results to 0 or infinity
+_LEAST, _MOST = 1e-6, 1e30  # with much smaller or larger factors float32 rounds results to 0 or infinity
+DOORS = ("completions", "responses", "anthropic", "ollama")  # of the server; chats are completions
+EVERYWHERE, IN_COMPLETIONS = InRequest(doors=DOORS), InRequest(doors=("completions",))
 NEUTRAL: Mapping[str, Any] = MappingProxyType(  # values that neither a request nor its model states
     {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 )
@@ -71,43 +86,98 @@ class SamplingParams(Replaceable):
     A None that is named in `NEUTRAL` takes the model's generation config, else the neutral value: greedy.
     """
 
+    SECTION: ClassVar[str] = "Text"
+
+    max_tokens: int | None = setting(
+        None, "Most new tokens.", least=1, shown="context", is_common=True
+    )  # with the end token
     temperature: float | None = setting(
-        None, "0 takes the most likely token.", least=0, below=math.inf, shown="by model"
+        None,
+        "0 takes the most likely token.",
+        least=0,
+        below=math.inf,
+        shown="by model",
+        is_common=True,
+        in_request=EVERYWHERE,
     )
     top_k: int | None = setting(
-        None, "Keep the k likeliest tokens; 0 keeps all.", least=0, allowed="0 (keep all) or more"
+        None,
+        "Keep the k likeliest tokens; 0 keeps all.",
+        least=0,
+        allowed="0 (keep all) or more",
+        in_request=InRequest(doors=DOORS, bounds=Bounds(least=-1), words="So does -1."),
     )
-    top_p: float | None = setting(None, "Keep the likeliest tokens up to this mass.", above=0, most=1)
-    min_p: float | None = setting(None, "Drop tokens below this share of the best one.", least=0, below=1)
+    top_p: float | None = setting(
+        None,
+        "Keep the likeliest tokens up to this mass.",
+        above=0,
+        most=1,
+        is_common=True,
+        in_request=InRequest(doors=DOORS, bounds=Bounds(least=0, most=1), words="0 keeps the likeliest alone."),
+    )
+    min_p: float | None = setting(
+        None, "Drop tokens below this share of the best one.", least=0, below=1, in_request=EVERYWHERE
+    )
     seed: int | None = setting(
-        None, "Same seed, same text.", least=0, below=2**63, allowed="an integer from 0 to 2**63 - 1", shown="drawn"
+        None,
+        "Same seed, same text.",
+        least=0,
+        below=2**63,
+        allowed="an integer from 0 to 2**63 - 1",
+        shown="drawn",
+        is_common=True,
+        in_request=InRequest(doors=DOORS[:-1], bounds=Bounds(least=-(2**63), below=2**63)),
     )
-    max_tokens: int | None = setting(None, "Most new tokens.", least=1, shown="context")  # with the end token
-    stop: Listed[str] = listed((), "End before this string.", least=1, allowed="a list of strings that are not empty")
+    stop: Listed[str] = listed(
+        (), "End before this string.", least=1, allowed="a list of strings that are not empty", is_common=True
+    )
     stop_token_ids: Listed[int] = listed(
-        (), "End tokens besides the model's own.", least=0, allowed="a list of ids of 0 or more"
+        (),
+        "End tokens besides the model's own.",
+        least=0,
+        allowed="a list of ids of 0 or more",
+        is_option=False,
     )
-    ignore_eos: bool = setting(False, "Go on past the model's end tokens.")
-    presence_penalty: float = setting(0.0, "Subtract from tokens that the answer has, -2 to 2.", least=-2, most=2)
-    frequency_penalty: float = setting(0.0, "The same for each occurrence.", least=-2, most=2)
+    min_tokens: int = setting(0, "Fewest new tokens.", least=0, in_request=IN_COMPLETIONS)
+    ignore_eos: bool = setting(False, "Go on past the model's end tokens.", in_request=IN_COMPLETIONS)
+    presence_penalty: float = setting(
+        0.0,
+        "Subtract from tokens that the answer has, -2 to 2.",
+        least=-2,
+        most=2,
+        in_request=InRequest(doors=("completions", "ollama")),
+    )
+    frequency_penalty: float = setting(
+        0.0, "The same for each occurrence.", least=-2, most=2, in_request=InRequest(doors=("completions", "ollama"))
+    )
     repetition_penalty: float | None = setting(
-        None, "Above 1: fewer repetitions.", above=0, below=math.inf, allowed="above 0, 1 changes nothing"
+        None,
+        "Above 1: fewer repetitions.",
+        above=0,
+        below=math.inf,
+        allowed="above 0, 1 changes nothing",
+        in_request=InRequest(doors=("completions", "ollama"), names={"ollama": "repeat_penalty"}),
     )
     logit_bias: Mapping[int, float] = setting(LogitBias({}), "Added to the logits of tokens, before any penalty.")
-    min_tokens: int = setting(0, "Fewest new tokens.")
     grammar: Grammar | None = setting(
-        None, "Form of the text, which ends where nothing can follow.", allowed="a card.config.Grammar or None"
+        None,
+        "Form of the text, which ends where nothing can follow.",
+        allowed="a card.config.Grammar or None",
+        is_option=False,
     )
-    n: int = setting(1, "Answers to each prompt; one for a stream.", least=1, most=MAX_CHOICES)
+    n: int = setting(1, "Answers to each prompt; one for a stream.", least=1, most=MAX_CHOICES, is_option=False)
     logprobs: int | None = setting(
         None,
         "Report each token's log-probability, and those of so many of the likeliest ones.",
         least=0,
         most=MAX_LOGPROBS,
         allowed=f"None or a number of alternatives from 0 to {MAX_LOGPROBS}",
+        is_option=False,
     )
     speculates: bool = setting(True, "Whether candidates are verified at all.")
-    shows_tree: bool = setting(False, "Report the candidates that lay beside each token.")
+    shows_tree: bool = setting(
+        False, "Report the candidates that lay beside each token.", is_option=False, in_request=IN_COMPLETIONS
+    )
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -124,7 +194,7 @@ class SamplingParams(Replaceable):
     def resolved(self, defaults: Mapping[str, Any] = MappingProxyType({}), *, room: int = 2**31) -> ResolvedParams:
         """Return complete parameters: a None takes the value of ``defaults``, else that of `NEUTRAL`.
 
-        A seed is drawn if there is none, and factors below a millionth become one.
+        A seed is drawn if there is none, and factors below a millionth become one, and those above 1e30 that.
 
         Args:
             defaults: from `card.models.facts.sampling_defaults`.
@@ -134,8 +204,8 @@ class SamplingParams(Replaceable):
         open_ones = {"max_tokens": room, **NEUTRAL, **defaults}
         values |= {name: value for name, value in open_ones.items() if values[name] is None}
         for name in ("temperature", "top_p", "repetition_penalty"):
-            if 0.0 < values[name] < _LEAST:
-                values[name] = _LEAST
+            if values[name] > 0.0:
+                values[name] = min(max(values[name], _LEAST), _MOST)
         if self.seed is None:
             values["seed"] = secrets.randbelow(2**31)
         return ResolvedParams(**values)

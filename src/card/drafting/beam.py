@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from card.drafting.draft_shaping import FindGrammar
+from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.drafting.window import MOST_READ, num_skipped, read_part
 from card.errors import CapacityError, CardError, ModelError, in_words
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
 from card.models.rows.pool import SequencePool, sequence_bytes
-from card.protocol.messages import DraftSpec
 from card.tree.logits import Logits
 from card.tree.nodes import NewNodes
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from card.drafting.messages import DraftSpec, Layer, Open
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import CapacityError
-from card.protocol.messages import DraftSpec, Layer, Open
 from card.tree.nodes import NewNodes
 
 V = TypeVar("V")

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from card.drafting.drafted import NEVER, DraftedRequests, Drafting
 from card.drafting.drafter_pass import NO_END, Task, TurnEnd, step_together
-from card.drafting.protocol import DraftWriter
-from card.errors import ProtocolError, in_words
-from card.protocol.messages import (
+from card.drafting.messages import (
     MAX_LEN,
     Close,
     Correction,
@@ -28,6 +26,8 @@ from card.protocol.messages import (
     check_correction,
     check_spec,
 )
+from card.drafting.protocol import DraftWriter
+from card.errors import ProtocolError, in_words
 from card.tree.nodes import NewNodes
 
 MAX_REQUESTS = 64  # open at once, of one target

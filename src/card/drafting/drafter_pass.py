@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from card.drafting.drafted import Drafting
+from card.drafting.messages import DrafterMessage
 from card.drafting.protocol import DraftWriter
 from card.errors import CardError, ModelError, in_words
-from card.protocol.messages import DrafterMessage
 from card.tree.nodes import NewNodes
 
 logger = logging.getLogger(__name__)

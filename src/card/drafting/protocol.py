@@ -16,11 +16,11 @@ import msgspec
 from card.drafting.draft_shaping import DraftShaping, FindGrammar
 from card.drafting.draft_tree import DraftTree
 from card.drafting.growth import RULES, Found, GrowingTree
+from card.drafting.messages import DraftSpec
 from card.errors import CardError
 from card.kernels.likeliest import prepare as prepare_ranking
 from card.models.candidate_scorer import CandidateScorer
 from card.models.features import FeatureWish
-from card.protocol.messages import DraftSpec
 from card.tree.logits import FloatArray, Logits, as_array
 from card.tree.nodes import NewNodes
 

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from card.config import Schedule
+from card.drafting.messages import Layer, Ready, TargetMessage
 from card.engine.target import TargetWorker
 from card.engine.tracing import NoTracing
 from card.errors import ProtocolError, in_words
 from card.links.link import DrafterLink, LinkStatus
-from card.protocol.messages import Layer, Ready, TargetMessage
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from card.config import DraftSettings, ResolvedParams, SamplingRule, ShapingRule, TreeShape
+from card.drafting.messages import MAX_COUNT, MAX_LEN, Correction, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.engine.metrics import RequestStats
 from card.errors import ProtocolError
-from card.protocol.messages import MAX_COUNT, MAX_LEN, Correction, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.tree.candidates import CandidateCache
 
 _MAX_SECONDS = 1e12  # of clocks and sums of times; more is a forgery, and its sums may be infinite

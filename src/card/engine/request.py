@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from card.config import DraftSettings, ResolvedParams
+from card.drafting.messages import TargetMessage
 from card.engine.failures import Failures
 from card.engine.metrics import RequestStats
 from card.engine.offers import DRAFTER, writer_label
 from card.errors import CardError, SettingsError
 from card.models.images import PlacedImages
-from card.protocol.messages import TargetMessage
 from card.tree.logits import FloatArray
 from card.tree.masks import GrammarState
 from card.tree.nodes import ROOT, Nodes

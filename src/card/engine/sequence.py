@@ -6,12 +6,12 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
 from card.config import SamplingRule, ShapingRule
+from card.drafting.messages import TargetMessage
 from card.engine.offers import Offers
 from card.engine.replica import Replica
 from card.engine.request import FinishReason, Request
 from card.engine.self_draft import SelfDraft
 from card.engine.visible import VisibleText
-from card.protocol.messages import TargetMessage
 from card.text.following import Following
 from card.tree.nodes import NO_NODES, ROOT, Nodes
 from card.tree.sampling import Sampler

@@ -12,6 +12,7 @@ from functools import partial
 
 from card.config.selection import SelfDrafting
 from card.drafting.local.protocol import WriterSequence
+from card.drafting.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.engine.forced import ForcedText
 from card.engine.live import LiveRequest
 from card.engine.offers import GRAMMAR, Offers
@@ -28,7 +29,6 @@ from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent,
 from card.models.rows.pool import SequencePool
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.row_store import RowStore
-from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.text.following import AtOnce, Following, Lanes
 from card.tree.logits import FloatArray
 from card.tree.nodes import NO_NODES, Nodes

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TextIO
 
+from card.drafting.messages import Correction, Layer, TargetMessage
 from card.engine.metrics import RequestStats
-from card.protocol.messages import Correction, Layer, TargetMessage
 
 Track = Literal["target", "drafter", "requests"]
 TRACKS: tuple[Track, ...] = ("target", "drafter", "requests")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
 
 from card.config import Schedule
+from card.drafting.messages import Layer, TargetMessage
 from card.engine.request import StepResult
 from card.engine.sequence import Sequence, Work
 from card.engine.trace import MIXED, PREFILL, VERIFY, Trace
-from card.protocol.messages import Layer, TargetMessage
 
 
 class NoTracing:

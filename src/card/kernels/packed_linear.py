@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from card.kernels.jit.tables import AS_BYTES, AS_FLOATS, LinearEntry
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Array, Floats, zeros
 
@@ -24,13 +25,23 @@ class PackedLinear:
     takes_floats: bool = False  # activations as they are, not as bytes
 
     @property
-    def entry(self) -> tuple[int, ...]:
+    def takes(self) -> int:
+        """The activations it takes, as a table says it."""
+        return AS_FLOATS if self.takes_floats else AS_BYTES
+
+    @property
+    def entry(self) -> npt.NDArray[np.int64]:
         """Its entry in a table of the machine code."""
-        multiplier = machine_code("formats").multiplier(self.product).address
-        panels, scales, bias = (array.ctypes.data for array in (self.panels, self.scales, self.bias))
-        tables = machine_code("tables")
-        takes = tables.AS_FLOATS if self.takes_floats else tables.AS_BYTES
-        return multiplier, panels, self.panels.shape[1], scales, bias, takes
+        return LinearEntry.pack(
+            {
+                "multiplier": machine_code("formats").multiplier(self.product).address,
+                "panels": self.panels,
+                "panel_bytes": self.panels.shape[1],
+                "channel_scales": self.scales,
+                "biases": self.bias,
+                "takes": self.takes,
+            }
+        )
 
 
 def padded(size: int, multiple: int) -> int:
@@ -61,9 +72,9 @@ def multiply_rows(x: Array, linear: PackedLinear, *, num_parts: int = 1) -> Floa
     scales = np.empty((num_rows, num_groups), np.float32)
     sums = np.empty((num_rows, num_groups, sums_size + GROUP), np.int32)  # and the rows behind them
     places = (numbers.ctypes.data, scales.ctypes.data, sums.ctypes.data)
-    entry = np.array(linear.entry, np.int64)
+    entry = linear.entry
     code.prepare_rows(
-        entry[-1], filled.ctypes.data, 4 * GROUP * num_groups, num_rows, 0, 0, 0, num_groups, 0.0, *places, 0
+        linear.takes, filled.ctypes.data, 4 * GROUP * num_groups, num_rows, 0, 0, 0, num_groups, 0.0, *places, 0
     )
     out = np.empty((num_rows, PANEL * num_panels), np.float32)
     for part in range(num_parts):

@@ -12,8 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from card.drafting.messages import DrafterMessage, TargetMessage
 from card.links.link import DrafterLink, LinkStatus
-from card.protocol.messages import DrafterMessage, TargetMessage
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.001  # between looks at what the drafter has sent, while requests run

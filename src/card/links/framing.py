@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from card.protocol.messages import MAX_REQUEST_BYTES
+from card.drafting.messages import MAX_REQUEST_BYTES
 
 _GREETING_BYTES = 64
 _VERSION_AT = 10  # in the greeting, after a signature that begins with 0xFF and ends with an odd byte

@@ -23,10 +23,10 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from card.drafting.messages import MAX_REQUEST_BYTES
 from card.errors import SettingsError
 from card.links.framing import FRAME_OVERHEAD_BYTES, Framing
 from card.links.keys import ServerKeys, split_address
-from card.protocol.messages import MAX_REQUEST_BYTES
 
 logger = logging.getLogger(__name__)
 FOLDER_PREFIX = "card-"  # of the folder with the inner sockets

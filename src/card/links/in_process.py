@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from card.drafting.drafter import DrafterWorker
 from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.drafting.messages import DrafterMessage, Fault, Shutdown, TargetMessage, TargetStates
 from card.errors import CardError, in_words
 from card.links.link import DrafterLink, LinkStatus
 from card.machine.lane import Lane
 from card.machine.threads import integer_pass_threads, integer_passes_on
-from card.protocol.messages import DrafterMessage, Fault, Shutdown, TargetMessage, TargetStates
 
 logger = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 10.0  # for a thread to end

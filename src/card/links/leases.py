@@ -15,10 +15,10 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from card.drafting.messages import Close, DrafterMessage, Open, TargetMessage
 from card.errors import SettingsError, plain_words
 from card.links.keys import check_address
 from card.links.remote import RemoteLink
-from card.protocol.messages import Close, DrafterMessage, Open, TargetMessage
 
 logger = logging.getLogger(__name__)
 RENEW_S = 2.0  # between renewals; a pool drops a lease that is not renewed for several times as long

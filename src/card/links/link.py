@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from card.config import DrafterState, Schedule
 from card.drafting.drafter_pass import NO_END, TurnEnd
-from card.protocol.messages import DrafterMessage, Ready, TargetMessage, TargetStates
+from card.drafting.messages import DrafterMessage, Ready, TargetMessage, TargetStates
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import zmq
 
+from card.drafting.messages import Shutdown
 from card.links.child import DrafterChild
 from card.links.link import LinkStatus
 from card.links.zmq_link import Watch, ZmqLink
-from card.protocol.messages import Shutdown
 
 logger = logging.getLogger(__name__)
 FOLDER_PREFIX = "card-"  # of the folder with the socket

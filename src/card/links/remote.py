@@ -11,9 +11,9 @@ from typing import Any
 
 import zmq
 
+from card.drafting.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready, Shutdown
 from card.links.keys import ClientKeys, check_address, load_client_keys
 from card.links.zmq_link import Watch, ZmqLink
-from card.protocol.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready, Shutdown
 
 # A number and a value: http://api.zeromq.org/4-3:zmq-socket-monitor (zmq's own reader of it imports asyncio).
 _EVENT = struct.Struct("=Hi")

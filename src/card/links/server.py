@@ -14,10 +14,7 @@ import zmq
 from card.config.fields import check, setting
 from card.drafting.drafter import MAX_REQUESTS, MAX_TOKENS_PER_PASS, DrafterWorker
 from card.drafting.drafter_pass import step_together
-from card.errors import ProtocolError, SettingsError, in_words, plain_words
-from card.links.front import Connection, Front
-from card.links.keys import ServerKeys, check_may_listen
-from card.protocol.messages import (
+from card.drafting.messages import (
     DrafterMessage,
     Fault,
     Hello,
@@ -28,6 +25,9 @@ from card.protocol.messages import (
     decode,
     encode,
 )
+from card.errors import ProtocolError, SettingsError, in_words, plain_words
+from card.links.front import Connection, Front
+from card.links.keys import ServerKeys, check_may_listen
 
 logger = logging.getLogger(__name__)
 _IDLE_POLL_MS = 200

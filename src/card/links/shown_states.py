@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from card.drafting.messages import TargetStates
 from card.links.link import DrafterLink
 from card.models.features import FeatureWish, SeenRows
-from card.protocol.messages import TargetStates
 
 
 class ShownStates:

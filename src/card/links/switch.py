@@ -10,8 +10,7 @@ import msgspec
 
 from card.config import Schedule
 from card.drafting.drafter_pass import NO_END, TurnEnd
-from card.links.link import DrafterLink, LinkStatus
-from card.protocol.messages import (
+from card.drafting.messages import (
     Close,
     Correction,
     Declined,
@@ -22,6 +21,7 @@ from card.protocol.messages import (
     Resync,
     TargetMessage,
 )
+from card.links.link import DrafterLink, LinkStatus
 
 _LOOK_AFTER_S = 0.1  # between checks of the resting drafter
 _TERMS = 1 << 16  # request ids contain the number of their term, modulo this

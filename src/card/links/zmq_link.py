@@ -10,9 +10,7 @@ from typing import Literal
 import zmq
 
 from card.config import DrafterState
-from card.errors import ProtocolError, WorkerError
-from card.links.link import DrafterLink, LinkStatus
-from card.protocol.messages import (
+from card.drafting.messages import (
     MAX_REQUEST_BYTES,
     Correction,
     Declined,
@@ -28,6 +26,8 @@ from card.protocol.messages import (
     decode,
     encode,
 )
+from card.errors import ProtocolError, WorkerError
+from card.links.link import DrafterLink, LinkStatus
 
 logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 0.02  # between checks of the drafter; each check is a system call

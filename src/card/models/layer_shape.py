@@ -99,22 +99,74 @@ def stated_shape(config: Any, layer: int) -> LayerShape:
     return LayerShape(heads, kv_heads, head_dim(config, layer), inner)
 
 
-_STATED = {
-    "count": "num_experts",
-    "chosen": "num_experts_per_tok",
-    "width": "moe_intermediate_size",
-    "is_normed": "norm_topk_prob",
-}  # fields of `Experts`, by the names that most configs have for them
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRule:
+    """The fields of a config that state the experts of its layers, and what it takes for granted."""
+
+    count: str = "num_experts"
+    chosen: str = "num_experts_per_tok"  # by each row; of all layers, or of each
+    width: str = "moe_intermediate_size"
+    is_normed: str | bool = "norm_topk_prob"
+    has_sigmoids: bool = False
+    sum_offset: float = 0.0
+    has_biases: str | bool = False
+    scale: str | None = None
+    shared: str | None = None  # how many experts all rows take, which are one of their widths together
+    shared_width: str | None = None  # or the width of that one
+    has_shared_gate: bool = False
+    enabled: str | None = None  # 0 or False: no layer has experts
+    first: str | None = None  # the first layer that has some
+    last: str | None = None
+    period: str | None = None  # layers with a number that this divides have some
+    without: str | None = None  # layers that have none
+    keeps_mlp: bool = False  # they stand beside the MLP
+
+    def of_layer(self, shape: LayerShape, config: Any, layer: int) -> LayerShape:
+        """Return the shape of a layer with its experts, if it has some."""
+        if not self._are_in(config, layer):
+            return shape
+        width, shared_width = of_layer(getattr(config, self.width), layer), _stated(config, self.shared_width, 0)
+        experts = Experts(
+            count=getattr(config, self.count),
+            chosen=of_layer(getattr(config, self.chosen), layer),
+            width=width,
+            is_normed=_truth(config, self.is_normed),
+            has_sigmoids=self.has_sigmoids,
+            sum_offset=self.sum_offset,
+            has_biases=_truth(config, self.has_biases),
+            scale=_stated(config, self.scale, 1.0),
+            shared_width=width * _stated(config, self.shared, 0) + of_layer(shared_width, layer),
+            has_shared_gate=self.has_shared_gate,
+        )
+        return replace(shape, mlp_width=shape.mlp_width if self.keeps_mlp else 0, experts=experts)
+
+    def _are_in(self, config: Any, layer: int) -> bool:
+        return bool(
+            _stated(config, self.enabled, True) > 0
+            and _stated(config, self.first, 0) <= layer <= _stated(config, self.last, layer)
+            and (layer + 1) % _stated(config, self.period, 1) == 0
+            and layer not in _stated(config, self.without, ())
+        )
+
+    @property
+    def gguf_keys(self) -> dict[str, str]:
+        """llama.cpp's keys of numbers of experts, by fields of the config."""
+        keys = {
+            self.count: "expert_count",
+            self.chosen: "expert_used_count",
+            self.width: "expert_feed_forward_length",
+            self.shared: "expert_shared_count",
+            self.shared_width: "expert_shared_feed_forward_length",
+        }
+        return {name: key for name, key in keys.items() if name not in (None, "intermediate_size")}
 
 
-def with_experts(shape: LayerShape, config: Any, **facts: Any) -> LayerShape:
-    """Return a shape with experts in the place of its MLP, as a config states them.
+def _stated(config: Any, name: str | None, usual: Any) -> Any:
+    return usual if name is None else getattr(config, name)
 
-    Args:
-        facts: fields of `Experts` that the config does not state, or not under the usual name.
-    """
-    stated = {of: getattr(config, name) for of, name in _STATED.items() if of not in facts}
-    return replace(shape, mlp_width=0, experts=Experts(**stated, **facts))
+
+def _truth(config: Any, stated: str | bool) -> bool:
+    return getattr(config, stated, True) if isinstance(stated, str) else stated
 
 
 def of_layer(stated: Any, layer: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from card.config.fields import check, make_plain, setting
 from card.errors import SettingsError, known_instead
@@ -21,8 +21,10 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class ServerSettings:
     """Address of the server, its access rules and its limits."""
 
-    host: str = setting("127.0.0.1", "Address to listen on.", shown="127.0.0.1, this machine only")
-    port: int = setting(8000, "Port; 0 takes a free one.", least=0, most=2**16 - 1)
+    SECTION: ClassVar[str] = "Server"
+
+    host: str = setting("127.0.0.1", "Address to listen on.", shown="127.0.0.1, this machine only", is_common=True)
+    port: int = setting(8000, "Port; 0 takes a free one.", least=0, most=2**16 - 1, is_common=True)
     served_model_names: tuple[str, ...] = setting(  # the first one is written into answers
         ("card",),
         "Name that clients use.",
@@ -30,19 +32,27 @@ class ServerSettings:
         num_items=(1, 1024),
         allowed="a list of names that are not empty",
         shown="MODEL's own name",
+        is_common=True,
     )
     api_keys: tuple[str, ...] = setting(  # none: every client is accepted
-        (), "Key that clients must send; better in CARD_API_KEY.", allowed="a list of keys"
+        (),
+        "Key that clients must send; better in CARD_API_KEY.",
+        allowed="a list of keys",
+        is_common=True,
     )
-    no_key: bool = setting(False, "Require no key.")
+    no_key: bool = setting(False, "Require no key.", is_common=True)
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "Name of this server, * for any.",
         allowed="a list of names",
         shown="localhost, loopback addresses, the address of --host",
+        is_common=True,
     )
     cors_origins: tuple[str, ...] = setting(
-        (), "Origin whose web pages may use it, * for any.", allowed="a list of origins"
+        (),
+        "Origin whose web pages may use it, * for any.",
+        allowed="a list of origins",
+        is_common=True,
     )
     max_num_queued_reqs: int = setting(  # a request counts once for each text that it asks for
         256, "Most waiting requests; more get status 429.", least=0

@@ -7,22 +7,8 @@ from collections.abc import Mapping
 
 from card.config import SamplingParams
 from card.server.errors import bad_request
+from card.server.sampling_fields import settings_in
 from card.server.schemas import SamplingFields
-
-_LEAST_TOP_P = 1e-9  # keeps the likeliest token alone
-_AS_ASKED = {
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "shows_tree",
-}
 
 
 def sampling_params(
@@ -34,18 +20,17 @@ def sampling_params(
     """
     for token_id in fields.stop_token_ids:
         check_id(token_id, "stop_token_ids", vocab_size)
-    asked = fields.model_dump(include=_AS_ASKED)
-    if asked["top_p"] == 0.0:
-        asked["top_p"] = _LEAST_TOP_P
+    asked = settings_in(fields, "completions")
+    seed = fields.seed
     return SamplingParams(
-        top_k=None if fields.top_k is None else max(0, fields.top_k),
-        seed=secrets.randbelow(2**31) if fields.seed is None else fields.seed & (2**63 - 1),
+        **{**asked, "seed": secrets.randbelow(2**31) if seed is None else seed & (2**63 - 1)},
+        stop=fields.stop,
+        stop_token_ids=fields.stop_token_ids,
         max_tokens=max_tokens,
         logit_bias=_biases(fields.logit_bias, vocab_size),
         grammar=fields.grammar(),
         logprobs=logprobs,
         speculates=fields.speculation == "on",
-        **asked,
     )
 
 

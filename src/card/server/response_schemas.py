@@ -23,11 +23,15 @@ from card.server.response_items import (
     kind_of,
     or_text,
 )
+from card.server.sampling_fields import names_at
 from card.server.schemas import MAX_MESSAGES, ChatRequest, CommonFields, Effort, TemplateKwargs
 from card.server.strict import Ignored, NotDone, Strict, takes
 from card.server.tool_schemas import MAX_TOOLS, FunctionDefinition
 
-_AS_IN_CHAT = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "parallel_tool_calls"} | {
+_AS_IN_CHAT = set(names_at("responses")) | {
+    "model",
+    "stream",
+    "parallel_tool_calls",
     "chat_template_kwargs",
     "speculation",
     "include_metrics",

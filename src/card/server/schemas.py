@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
-from card.config.sampling import MAX_CHOICES
 from card.server.guided import GuidedFields
+from card.server.sampling_fields import field_of, with_fields
 from card.server.shape import MAX_CONTAINERS, containers_in
 from card.server.strict import NotDone, Strict, at_most, takes
 from card.server.tool_schemas import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
@@ -19,7 +19,6 @@ _MAX_PROMPTS = 2048  # of one request; the queue may allow fewer
 _MAX_STOPS = 64
 _MAX_BIASES = 1024
 _MAX_METADATA = 16
-_MAX_SEED = 2**63 - 1
 
 Prompts = list[str | list[int]]
 """Prompts, each text or token ids."""
@@ -124,17 +123,24 @@ class StreamOptions(Strict):
     include_obfuscation: NotDone = False
 
 
-class CommonFields(Strict):
+if TYPE_CHECKING:
+
+    class _AtEveryDoor(Strict):
+        seed: int | None
+
+    class _AtCompletions(_AtEveryDoor):
+        shows_tree: bool
+
+else:
+    _AtEveryDoor, _AtCompletions = with_fields(Strict, "responses"), with_fields(Strict, "completions")
+
+
+class CommonFields(_AtEveryDoor):
     """The fields of all requests for text. None: the model's generation config decides."""
 
     changing: ClassVar[Mapping[str, tuple[object, ...]]] = _CHANGES_TEXT
 
     model: str = ""
-    temperature: float | None = Field(None, ge=0.0, le=100.0)
-    top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 keeps the likeliest token")
-    top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 and -1 keep all")
-    min_p: float | None = Field(None, ge=0.0, lt=1.0)
-    seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED)
     stream: bool = False
     speculation: Literal["on", "off"] = "on"
     include_metrics: bool = Field(False, description="report times and speculation in the answer")
@@ -146,24 +152,18 @@ class CommonFields(Strict):
     prompt_cache_key: str = ""
 
 
-class SamplingFields(CommonFields, GuidedFields):
+class SamplingFields(CommonFields, _AtCompletions, GuidedFields):
     """The fields that completions and chat completions share."""
 
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
-    repetition_penalty: float | None = Field(None, gt=0.0, le=1e6)
-    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    n: int = field_of("n")
     logit_bias: Annotated[dict[str, float], at_most(_MAX_BIASES), WithJsonSchema(_BIAS_SCHEMA)] = Field(
         default_factory=dict, max_length=_MAX_BIASES
     )
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=1024, fail_fast=True)
-    ignore_eos: bool = False
-    min_tokens: int = Field(0, ge=0, lt=2**31)
     stream_options: StreamOptions | None = None
     best_of: int = Field(1, ge=1, le=1, description="ignored")
     return_progress: bool = Field(False, description="a stream says how far the prompt is read")
-    shows_tree: bool = Field(False, description="list the writer of each token, and the candidates beside it")
 
     @property
     def includes_usage(self) -> bool:

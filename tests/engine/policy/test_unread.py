@@ -68,7 +68,7 @@ def test_texts_are_begun_as_far_as_the_time_allows_and_a_long_one_in_pieces() ->
 def test_of_requests_that_were_aborted_little_is_remembered() -> None:
     texts = unread()
     tracemalloc.start()
-    for idx in range(20_000):
+    for idx in range(6_000):
         wrote(texts, request := asked(idx, 30), 5)
         texts.begin([request], 1.0)
     grown, _ = tracemalloc.get_traced_memory()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from card.cli.chosen_models import choose_models
+from card.cli.parts.chosen_models import choose_models
 from card.errors import SettingsError
 from card.family.pard import command as train_pard
 from card.models.files.known_pairs import KNOWN_PAIRS

@@ -20,6 +20,7 @@ from card import LLM
 from card.config import DraftSettings, SamplingParams
 from card.drafting.draft_writers import make_writer
 from card.drafting.drafter import DrafterWorker
+from card.drafting.messages import DraftSpec, Open, TargetStates
 from card.engine.queue import Limits
 from card.errors import ModelError, SettingsError, VocabularyError
 from card.family.pard import writer
@@ -33,7 +34,6 @@ from card.models.loading import load_decoder
 from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draft_of
 from card.models.protocol import NO_PARENT, Extension
 from card.models.runners import plain_runner
-from card.protocol.messages import DraftSpec, Open, TargetStates
 from card.theirs.transformers.arrays import as_array, as_tensor
 from card.theirs.transformers.loading import load_model
 from card.tree.logits import log_softmax

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from card.config import EngineSettings
 from card.drafting.drafter_pass import NO_END, TurnEnd
 from card.drafting.local import find_writer
+from card.drafting.messages import DrafterMessage, TargetMessage
 from card.inside.adapters.proposer import ChainProposer
 from card.inside.adapters.settings import AdapterSettings
 from card.links.link import DrafterLink, LinkStatus
-from card.protocol.messages import DrafterMessage, TargetMessage
 from tests.decoding import drafter_for
 from tests.inside.adapters.engine import FakeEngine
 from tests.toy import TableModel

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from card.config import EngineSettings
 from card.drafting.drafter_pass import NO_END, TurnEnd
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
+from card.drafting.messages import DrafterMessage, Layer, Open, TargetMessage
 from card.inside.adapters.drafted_text import DraftingFacts, judged
 from card.inside.adapters.proposer import ChainProposer
 from card.inside.adapters.tracking import Followed, RowTracker
-from card.protocol.messages import DrafterMessage, Layer, Open, TargetMessage
 from card.tree.nodes import NewNodes, Nodes
 from tests.decoding import drafter_for, toy_draft, toy_target
 from tests.examples import settings

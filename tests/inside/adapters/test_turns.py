@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from card.drafting.drafter import DrafterWorker
 from card.drafting.drafter_pass import NO_END, TurnEnd
+from card.drafting.messages import DrafterMessage
 from card.inside.adapters.proposer import ChainProposer
 from card.inside.adapters.settings import AdapterSettings
 from card.inside.adapters.setup import make_proposer
 from card.links.in_process import InlineLink
 from card.machine.threads import integer_pass_threads
-from card.protocol.messages import DrafterMessage
 from tests.decoding import drafter_for, toy_draft, toy_target
 from tests.examples import settings
 from tests.inside.adapters.drafters import VOCAB_SIZE, decode_all, greedy_of, plain, toy_proposer

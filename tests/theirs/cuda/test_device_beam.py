@@ -16,11 +16,11 @@ from card.config import DraftSettings, SamplingParams
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_writers import make_writer
 from card.drafting.drafter import DrafterWorker
+from card.drafting.messages import DraftSpec
 from card.errors import ProtocolError
 from card.family.copying.phrase_drafting import PhraseDraftWriter
 from card.links.in_process import InlineLink, ThreadLink
 from card.models.protocol import Extension
-from card.protocol.messages import DraftSpec
 from card.theirs.cuda import graphs
 from card.theirs.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter
 from card.theirs.cuda.device_step import BeamStep, DraftStepResult

@@ -13,8 +13,8 @@ from card.assembly.drafters import make_worker
 from card.drafting.beam import BeamWriter
 from card.drafting.drafter import MAX_TOKENS_PER_PASS
 from card.drafting.drafter_pass import step_together
+from card.drafting.messages import DrafterMessage, TargetMessage
 from card.engine.metrics import RequestStats
-from card.protocol.messages import DrafterMessage, TargetMessage
 from card.tools.planner.scene import build_stage, draft_model, plan_method
 from card.tools.planner.simulate import Simulator, VirtualRun, decode, summary_of
 from card.tools.planner.virtual_time import VirtualClock

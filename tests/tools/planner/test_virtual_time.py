@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.drafting.beam import BeamWriter
-from card.protocol.messages import Close, Layer, Open
+from card.drafting.messages import Close, Layer, Open
 from card.tools.planner.replay import PassSize, ReplayedModel
 from card.tools.planner.replayed_texts import ReplayedTexts
 from card.tools.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from card import __version__
 from card.config import EngineSettings
 from card.kernels.machine_code import kernels_identity
 from card.machine.container import cpu_quota, num_usable_cores
@@ -168,7 +167,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "more": more,
             "machine": _machine(),
             "kernels": kernels,
-            "versions": f"card {__version__}, torch {installed_version('torch')}",
+            "versions": f"card {installed_version('card-decoding')}, torch {installed_version('torch')}",
         }
         return cls(about=about)
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.cli.chosen_models import choose_models
-from card.cli.fetching import fetch_models
-from card.cli.help import command
-from card.cli.options import (
+from card.cli.parts.chosen_models import choose_models
+from card.cli.parts.command import command
+from card.cli.parts.fetching import fetch_models
+from card.cli.parts.options import (
     DEMO_DRAFT,
-    F,
     counted,
     draft_options,
     given,
@@ -23,12 +22,14 @@ from card.cli.options import (
     method_options,
     model_options,
     option_of,
+    options_in,
     parse_cores,
     rename_option,
     with_options,
 )
-from card.cli.remarks import hint_at_int8
-from card.cli.starting import load, run, spinner, start_drafter_child
+from card.cli.parts.remarks import hint_at_int8
+from card.cli.parts.sections import F, option
+from card.cli.parts.starting import load, run, spinner, start_drafter_child
 from card.config import DraftSettings, EngineSettings
 from card.config.fields import declared
 from card.errors import SettingsError
@@ -57,6 +58,11 @@ _FLAGS = {  # of settings of the server whose options have names of their own
     "cors_origins": ("--cors-origin",),
     "max_num_queued_reqs": ("--max-num-queued-reqs", "--max-queued-requests"),
     "spec_metrics": ("--per-request-spec-decode-metrics",),
+}
+_OF_ENGINES: Mapping[str, Mapping[str, Any]] = {  # what is special about options of engines that only a server has
+    "max_images": {"default": 0},
+    "grammar_timeout_s": {"flags": ("--grammar-timeout",), "envvar": f"{_PREFIX}_GRAMMAR_TIMEOUT"},
+    "generation_config": {"type": click.Choice(declared(EngineSettings)["generation_config"].choices)},
 }
 _METAVARS = {"allowed_hosts": "NAME", "cors_origins": "ORIGIN"}
 
@@ -89,8 +95,9 @@ def _server_option(name: str) -> Callable[[F], F]:
 
 
 _server_options = with_options(
-    click.option(
+    option(
         "--config",
+        section="Server",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
         is_eager=True,
         expose_value=False,
@@ -98,8 +105,15 @@ _server_options = with_options(
         help="YAML file of these options; the command line and CARD_* variables come first.",
     ),
     *(_server_option(name) for name in ("host", "port")),
-    click.option("--model", help="Same as MODEL and --target."),
-    click.option("--draft-model", "--model-draft", "--speculative-model", help="Same as --draft."),
+    option("--model", section="Models", help="Same as MODEL and --target."),
+    option(
+        "--draft-model",
+        "--model-draft",
+        "--speculative-model",
+        section="Models",
+        is_common=False,
+        help="Same as --draft.",
+    ),
     *(_server_option(name) for name in declared(ServerSettings) if name not in ("host", "port")),
 )
 
@@ -107,13 +121,8 @@ _server_options = with_options(
 @command(short_help="Serve a model over HTTP.", context_settings={"auto_envvar_prefix": _PREFIX})
 @_server_options
 @click.argument("model_argument", metavar="[MODEL]", required=False)
-@option_of(EngineSettings, "max_images", default=0)
-@option_of(EngineSettings, "image_dir")
-@option_of(EngineSettings, "grammar_timeout_s", "--grammar-timeout", envvar=f"{_PREFIX}_GRAMMAR_TIMEOUT")
-@option_of(
-    EngineSettings, "generation_config", type=click.Choice(declared(EngineSettings)["generation_config"].choices)
-)
-@option_of(DraftSettings, "hide_images")
+@with_options(*options_in(EngineSettings, "Images", "Server", how=_OF_ENGINES))
+@with_options(*options_in(DraftSettings, "Images"))
 @method_options
 @draft_options
 @model_options
@@ -176,15 +185,15 @@ def _server(module: str, words: str = "") -> Any:
 
 @command(short_help="Draft for targets on other machines.")
 @click.option("--listen", default="tcp://127.0.0.1:5555", show_default=True, help="Address; port 0 takes a free one.")
-@click.option("--draft", default=DEMO_DRAFT, show_default=True, help="Draft model.")
+@option("--draft", section="Models", default=DEMO_DRAFT, show_default=True, help="Draft model.")
 @click.option("--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`.")
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
-@counted("--threads", default=1, words="CPU threads.")
-@click.option("--cores", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
-@counted("--max-model-len", default=4096, least=2, words="Longest text drafted for.")
-@click.option("--kv-cache-memory", help="Memory for KV rows, such as 2GiB.  [default: 16 full texts]")
+@counted("--threads", default=1, words="CPU threads.", section="Machine")
+@option("--cores", section="Machine", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
+@counted("--max-model-len", default=4096, least=2, words="Longest text drafted for.", section="Models")
+@option("--kv-cache-memory", section="Machine", help="Memory for KV rows, such as 2GiB.  [default: 16 full texts]")
 @counted("--max-sessions", default=16, words="Most clients.")
 @counted("--max-sessions-per-client", words="Most per key.  [default: half]")
 def draft_server(**options: Any) -> int:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.cli.chosen_models import make_llm
-from card.cli.files import OutputPath, writing
-from card.cli.help import command
 from card.cli.loops import without_loops
-from card.cli.options import (
+from card.cli.parts.chosen_models import make_llm
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath, writing
+from card.cli.parts.options import (
     all_method_options,
     draft_options,
     file_option,
@@ -25,12 +25,11 @@ from card.cli.options import (
     pop_sampling_params,
     rename_option,
     sampling_options,
-    shaping_options,
     wide_option,
 )
+from card.cli.parts.remarks import demo_note, remark
+from card.cli.parts.starting import ReadingSpinner, load, run, spinner, tell
 from card.cli.prompt_input import read_prompt
-from card.cli.remarks import demo_note, remark
-from card.cli.starting import ReadingSpinner, load, run, spinner, tell
 from card.config import SamplingParams
 from card.config.fields import declared
 from card.config.registry import all_methods
@@ -54,7 +53,6 @@ system_option = click.option("--system", help="System prompt.")
 @click.option("--trace", "trace_file", type=OutputPath(), help="Write a trace for ui.perfetto.dev.")
 @all_method_options
 @sampling_options
-@shaping_options
 @draft_options
 @model_options
 def generate(
@@ -115,7 +113,7 @@ def generate(
         if as_json:
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:
-            line = load("card.cli.stats_line", "").stats_line(llm.method.name, chunks[-1].stats, llm.target_cost)
+            line = load("card.cli.parts.stats_line", "").stats_line(llm.method.name, chunks[-1].stats, llm.target_cost)
             click.echo(line, err=True)
         remark(llm, params, chunks[-1].stats.num_new_tokens, chunks[-1].finish_reason)
 
@@ -186,7 +184,6 @@ def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
 @click.option("--stats", is_flag=True, help="Print the costs to standard error.")
 @method_options
 @sampling_options
-@shaping_options
 @draft_options
 @model_options
 def chat(**options: Any) -> int:

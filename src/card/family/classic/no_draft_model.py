@@ -1,8 +1,13 @@
 """Methods without a draft model: plain decoding, and single local writers (`card.drafting.local`)."""
 
-from card.config.method import Method
+from card.config.method import BenchRow, Method
 
-VANILLA = Method(name="vanilla", summary="plain decoding, one token per target pass", needs_draft=False)
+VANILLA = Method(
+    name="vanilla",
+    summary="plain decoding, one token per target pass",
+    needs_draft=False,
+    rows=(BenchRow(name="vanilla", has_twin=True),),
+)
 
 LOOKUP = Method(  # Saxena 2023, prompt lookup decoding
     name="lookup",

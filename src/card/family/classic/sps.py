@@ -6,7 +6,7 @@ Acceptance is by match, so that the text is that of plain decoding at any temper
 from __future__ import annotations
 
 from card.config import DraftSettings
-from card.config.method import Method, in_rounds
+from card.config.method import BenchRow, Method, in_rounds
 
 
 def chain_in_turns(draft: DraftSettings) -> DraftSettings:
@@ -15,4 +15,9 @@ def chain_in_turns(draft: DraftSettings) -> DraftSettings:
     return in_rounds(draft, verify="chain", beam_width=1, branch=1, budget=length, lead=length, min_depth=length)
 
 
-METHOD = Method(name="sps", summary="draft a chain, then verify it, in turns", shape=chain_in_turns)
+METHOD = Method(
+    name="sps",
+    summary="draft a chain, then verify it, in turns",
+    shape=chain_in_turns,
+    rows=(BenchRow(name="sps", drafter="turns", has_lengths=True, has_twin=True, has_uncoupled=True, is_best=False),),
+)

@@ -4,7 +4,7 @@ Source: arXiv:2402.13720.
 """
 
 from card.config import DraftSettings
-from card.config.method import Method
+from card.config.method import BenchRow, Method
 from card.family.classic.sps import chain_in_turns
 
 
@@ -18,4 +18,5 @@ METHOD = Method(
     summary="a chain that the draft model drafts by phrases, lengthened by phrases that earlier passes left behind",
     shape=_shape,
     writers=("phrases",),
+    rows=(BenchRow(name="ouroboros-all-cores", drafter="turns", has_lengths=True),),
 )

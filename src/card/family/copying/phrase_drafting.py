@@ -19,13 +19,13 @@ from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.growth import Found
 from card.drafting.local.protocol import Observation
+from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftWriter
 from card.family.copying.guesses import children_of, paths_to
 from card.family.copying.lookahead import LookaheadSequence
 from card.family.copying.phrases import new_pool
 from card.models.protocol import Extension, LanguageModel
 from card.models.runner import RowRunner
-from card.protocol.messages import DraftSpec
 from card.tree.logits import Logits, as_array
 from card.tree.nodes import NO_NODES, ROOT, NewNodes, Nodes
 

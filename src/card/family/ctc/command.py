@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from card.cli.files import read_prompts
+from card.cli.parts.files import read_prompts
 from card.family.ctc.train_ctc import CtcTrainSettings, train_head
 from card.family.learning.driver import TrainingTarget, encode_questions
 from card.family.learning.heads_command import train_on_own_texts

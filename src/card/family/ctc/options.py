@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from card.cli.help import command
-from card.cli.options import counted, file_option
-from card.cli.starting import run
+from card.cli.parts.command import command
+from card.cli.parts.options import counted, file_option
+from card.cli.parts.starting import run
 from card.family.ctc.losses import LOSSES
 from card.family.learning.options import head_options
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from card.api.prompts import PromptReader
-from card.cli.files import parse_json_line
+from card.cli.parts.files import parse_json_line
 from card.config import EngineSettings
 from card.errors import PromptError
 from card.family.hivis.train_hivis import HivisTrainSettings, train_fused

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from card.cli.help import command
-from card.cli.options import counted, file_option
-from card.cli.starting import run
+from card.cli.parts.command import command
+from card.cli.parts.options import counted, file_option
+from card.cli.parts.starting import run
 from card.family.learning.options import head_options
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
-from card.cli.tables import progress_bar
+from card.cli.parts.tables import progress_bar
 from card.family.judges.auto import PairFacts
 from card.family.judges.knobs import JUDGE
 from card.family.judges.mining import Mined, Miner, Mismatches

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from card.assembly.plan import DEFAULT_MODEL_LEN
-from card.cli.chosen_models import resolve_models
-from card.cli.files import check_can_write, read_prompts
-from card.cli.starting import spinner
+from card.cli.parts.chosen_models import resolve_models
+from card.cli.parts.files import check_can_write, read_prompts
+from card.cli.parts.starting import spinner
 from card.errors import PromptError, SettingsError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit, end_token_ids

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from card.cli.tables import progress_bar, table
+from card.cli.parts.tables import progress_bar, table
 from card.errors import SettingsError
 from card.family.learning.bound_module import DraftingHead
 from card.family.learning.checkpoint import Checkpoint

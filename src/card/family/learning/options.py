@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import click
 
-from card.cli.files import OutputPath
-from card.cli.help import CardGroup
-from card.cli.options import MOST_RECORDED_TOKENS, F, counted, file_option, option_of, pair_options, with_options
+from card.cli.parts.files import OutputPath
+from card.cli.parts.groups import CardGroup
+from card.cli.parts.options import MOST_RECORDED_TOKENS, counted, file_option, option_of, pair_options, with_options
+from card.cli.parts.sections import F, option
 from card.config import EngineSettings, SamplingParams
 
 
@@ -38,4 +39,6 @@ head_options = with_options(
 def dtype_option(default: str, words: str) -> Callable[[F], F]:
     """Return the option --dtype of a training, with its default and the words of its help."""
     kinds = click.Choice(("auto", "float32", "bfloat16", "float16", "float64"))
-    return click.option("--dtype", type=kinds, metavar="TEXT", default=default, show_default=True, help=words)
+    return option(
+        "--dtype", section="Models", type=kinds, metavar="TEXT", default=default, show_default=True, help=words
+    )

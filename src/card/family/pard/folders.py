@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from card.cli.files import holds_json, parse_json_line
+from card.cli.parts.files import holds_json, parse_json_line
 from card.errors import ModelError
 from card.family.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
 from card.family.pard.state_input import StateInput

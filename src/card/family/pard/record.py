@@ -4,7 +4,7 @@ The draft model was adapted by `card train pard`, or is a published one. Every m
 several layers a pass; this method is the published one.
 """
 
-from card.config.method import Method
+from card.config.method import BenchRow, Method
 from card.config.record import Command, Record
 from card.family.classic.sps import chain_in_turns
 
@@ -15,6 +15,7 @@ RECORD = Record(
             summary="a chain that one pass of an adapted draft model guesses, then one verification, in turns",
             needs_parallel_draft=True,
             shape=chain_in_turns,
+            rows=(BenchRow(name="pard", drafter="turns", has_lengths=True, has_twin=True),),
         ),
     ),
     draft_writer="card.family.pard.writer:make_writer",

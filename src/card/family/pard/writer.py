@@ -18,6 +18,7 @@ import numpy as np
 
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
+from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import ModelError
 from card.kernels.number_types import Floats
@@ -25,7 +26,6 @@ from card.machine.importing import load_place
 from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.models.runner import RowRunner
-from card.protocol.messages import DraftSpec
 from card.tree.logits import FloatArray, Logits, as_array
 from card.tree.nodes import NewNodes
 

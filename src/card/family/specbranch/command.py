@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from card.cli.tables import progress_bar, table
+from card.cli.parts.tables import progress_bar, table
 from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
 from card.family.specbranch.network import target_facts
 from card.family.specbranch.rounds import RoundCollector, Rounds

@@ -17,6 +17,7 @@ import numpy as np
 
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
+from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.errors import ModelError
 from card.kernels.number_types import Floats
@@ -24,7 +25,6 @@ from card.models.features import FeatureWish
 from card.models.own.draft_block import RowInputs
 from card.models.protocol import Extension, LanguageModel
 from card.models.runner import RowRunner
-from card.protocol.messages import DraftSpec
 from card.tree.logits import FloatArray, Logits
 from card.tree.nodes import NewNodes
 

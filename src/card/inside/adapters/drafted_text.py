@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from card.config import DraftSettings, SamplingParams
 from card.drafting.local.protocol import LocalWriter, Observation
+from card.drafting.messages import Close, Layer, Open, Resync, TargetMessage
 from card.engine.metrics import RequestStats
 from card.engine.offers import DRAFTER_BIT, Offers
 from card.engine.replica import Replica
 from card.engine.request import Verified
 from card.inside.adapters.tracking import FollowedText, Tokens
-from card.protocol.messages import Close, Layer, Open, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, ROOT, Nodes
 
 # Tokens by which a text may grow before the drafter gets more memory and restarts its tree. Evidence: with 64, answers

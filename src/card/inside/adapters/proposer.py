@@ -11,6 +11,7 @@ from functools import cache
 
 from card.config import DraftSettings
 from card.drafting.local.protocol import LocalWriter
+from card.drafting.messages import Declined, Layer, Ready, Resync, TargetMessage
 from card.engine.offers import DRAFTER, writer_label
 from card.errors import ProtocolError
 from card.inside.adapters.chains import ChainPolicy, next_budget
@@ -18,7 +19,6 @@ from card.inside.adapters.drafted_text import DraftedText, DraftingFacts
 from card.inside.adapters.figures import Figures
 from card.inside.adapters.tracking import Followed, RowTracker, Tokens
 from card.links.link import DrafterLink, NoDrafter
-from card.protocol.messages import Declined, Layer, Ready, Resync, TargetMessage
 from card.tree.nodes import NO_NODES
 
 # Seconds of a step after which no more writers without a model are asked. Asking those of one text takes about 0.1 ms,

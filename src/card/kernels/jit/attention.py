@@ -6,9 +6,12 @@ all of them. What is done to a row's numbers, and in which order, does not depen
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from card.kernels.jit import tables as t
+from card.kernels.jit.addresses import all_heads, attended_bytes, cached_at, cached_bytes, layer_entry, row_entry
 from card.kernels.jit.attention_blocks import (
     BEHIND,
     BLOCK,
@@ -20,16 +23,7 @@ from card.kernels.jit.attention_blocks import (
     widen,
 )
 from card.kernels.jit.rows import ONE, ZERO, capped, exponential, sigmoid
-from card.kernels.jit.tables import (
-    all_heads,
-    attended_bytes,
-    entry,
-    kept_at,
-    kept_bytes,
-    layer_entry,
-    real_entry,
-    row_entry,
-)
+from card.kernels.jit.tables import LayerTable, PassTable
 from card.kernels.jit.vectors import (
     LANES,
     add,
@@ -49,6 +43,15 @@ from card.kernels.jit.vectors import (
 _NOTHING = np.float32(-3.0e38)  # a score that gets no weight
 _MANY_UNITS = 16  # rows times KV heads for each thread: from here on whole KV heads are shared out evenly enough
 _UNSEEN, _IN_ORDER, _OWN = 0, 1, 2  # how a row sees a block: see `standing`
+
+
+class Queries(NamedTuple):
+    """Heads ``head`` to ``last_head`` of queries of rows ``first`` to ``last`` of one text."""
+
+    first: int
+    last: int
+    head: int
+    last_head: int
 
 
 @compiled
@@ -83,245 +86,257 @@ def weigh(scores: int, seen: int, sink: int) -> None:
 
 
 @compiled
-def rows_together(table: int, of: int, first: int) -> int:
+def rows_together(table: PassTable, layer: LayerTable, first: int) -> int:
     """Return how many rows from ``first`` on share blocks: rows of one text, of t.TOGETHER queries at most."""
-    most = min(max(1, t.TOGETHER * entry(of, t.KV_HEADS) // entry(of, t.HEADS)), entry(table, t.ROWS) - first)
+    most = min(max(1, t.TOGETHER * layer.kv_heads // layer.heads), table.num_rows - first)
     count = 1
-    while count < most and entry(row_entry(table, first + count), t.KV) == entry(row_entry(table, first), t.KV):
+    while count < most and row_entry(table, first + count).kv == row_entry(table, first).kv:
         count += 1
     return count
 
 
 @compiled
-def first_seen(table: int, layer: int, row: int) -> int:
+def first_seen(table: PassTable, layer_idx: int, row: int) -> int:
     """Return the first position that a row sees."""
-    window = entry(layer_entry(table, layer), t.WINDOW)
-    return max(0, entry(row_entry(table, row), t.POSITION) + 1 - window) if window else 0
+    window = layer_entry(table, layer_idx).window
+    return max(0, row_entry(table, row).position + 1 - window) if window else 0
 
 
 @compiled
-def reads_picked(table: int, layer: int, row: int) -> int:
+def reads_picked(table: PassTable, layer_idx: int, row: int) -> int:
     """Return whether a row reads picked rows and the newest ones, as rows may in layers without a window."""
-    return int(entry(row_entry(table, row), t.PICKED) != 0 and entry(layer_entry(table, layer), t.WINDOW) == 0)
+    return int(row_entry(table, row).picked != 0 and layer_entry(table, layer_idx).window == 0)
 
 
 @compiled
-def last_seen(table: int, layer: int, row: int) -> int:
+def last_seen(table: PassTable, layer_idx: int, row: int) -> int:
     """Return the position behind the last one that a row sees; positions are counted among the rows that it reads."""
-    its = row_entry(table, row)
-    unread = entry(its, t.SINCE) - entry(its, t.NUM_PICKED) if reads_picked(table, layer, row) else 0
-    return entry(its, t.POSITION) + 1 - unread
+    row_table = row_entry(table, row)
+    unread = row_table.since - row_table.num_picked if reads_picked(table, layer_idx, row) else 0
+    return row_table.position + 1 - unread
 
 
 @compiled
-def standing(table: int, layer: int, row: int, position: int) -> int:
+def standing(table: PassTable, layer_idx: int, row: int, position: int) -> int:
     """Return how a row sees a block: not at all; as the cache holds it, from row ``position`` on; or in its own way."""
-    its, stop = row_entry(table, row), last_seen(table, layer, row)
-    if position >= stop or position + BLOCK <= first_seen(table, layer, row):
+    row_table, stop = row_entry(table, row), last_seen(table, layer_idx, row)
+    if position >= stop or position + BLOCK <= first_seen(table, layer_idx, row):
         return _UNSEEN
-    if reads_picked(table, layer, row):
+    if reads_picked(table, layer_idx, row):
         return _OWN
-    return _IN_ORDER if min(position + BLOCK, stop) <= entry(its, t.PREFIX) else _OWN
+    return _IN_ORDER if min(position + BLOCK, stop) <= row_table.prefix else _OWN
 
 
 @compiled
-def widen_shared(table: int, layer: int, first: int, last: int, kept: int, position: int, out: int) -> None:
+def widen_shared(table: PassTable, layer_idx: int, first: int, last: int, cached: int, position: int, out: int) -> None:
     """Write a block as floats that some of rows ``first`` to ``last`` see in order, with zeros behind what they see.
 
     Args:
-        kept: address of the keys or values of the text's row 0.
+        cached: address of the keys or values of the text's row 0.
     """
-    of, size = layer_entry(table, layer), 0
-    num_vectors = entry(of, t.PADDED_HEAD) // LANES
+    layer, size = layer_entry(table, layer_idx), 0
+    num_vectors = layer.padded_head // LANES
     for row in range(first, last):
-        if standing(table, layer, row, position) == _IN_ORDER:
-            size = max(size, min(BLOCK, entry(row_entry(table, row), t.POSITION) + 1 - position))
+        if standing(table, layer_idx, row, position) == _IN_ORDER:
+            size = max(size, min(BLOCK, row_entry(table, row).position + 1 - position))
     if size:
-        begin = kept + position * kept_bytes(table, of)
-        widen(begin, entry(table, t.KV_BYTES), out, size * num_vectors)
+        begin = cached + position * cached_bytes(table, layer)
+        widen(begin, table.kv_bytes, out, size * num_vectors)
         clear(out + 4 * LANES * size * num_vectors, 4 * LANES * (BLOCK - size) * num_vectors)
 
 
 @compiled
-def widen_own(table: int, layer: int, row: int, kept: int, position: int, out: int) -> None:
+def widen_own(table: PassTable, layer_idx: int, row: int, cached: int, position: int, out: int) -> None:
     """Write a block of a row's own text as floats, and zeros behind the row."""
-    of, its = layer_entry(table, layer), row_entry(table, row)
-    num_vectors, row_bytes = entry(of, t.PADDED_HEAD) // LANES, kept_bytes(table, of)
-    prefix, stop = entry(its, t.PREFIX), entry(its, t.POSITION) + 1
-    ancestors = entry(table, t.ANCESTORS) + 8 * entry(its, t.FIRST_ANCESTOR)
+    layer, row_table = layer_entry(table, layer_idx), row_entry(table, row)
+    num_vectors, row_bytes = layer.padded_head // LANES, cached_bytes(table, layer)
+    prefix, stop = row_table.prefix, row_table.position + 1
+    ancestors = table.ancestors + 8 * row_table.first_ancestor
     for at in range(position, position + BLOCK):
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = at if at < prefix else load_int(ancestors + 8 * (at - prefix))
-            widen(kept + slot * row_bytes, entry(table, t.KV_BYTES), place, num_vectors)
+            widen(cached + slot * row_bytes, table.kv_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
 
 @compiled
-def widen_picked(table: int, layer: int, row: int, kv_head: int, kept: int, position: int, out: int) -> None:
+def widen_picked(
+    table: PassTable, layer_idx: int, row: int, kv_head: int, cached: int, position: int, out: int
+) -> None:
     """Write a block as floats of the picked rows and the newest ones behind them, and zeros behind the row."""
-    of, its = layer_entry(table, layer), row_entry(table, row)
-    num_vectors, row_bytes = entry(of, t.PADDED_HEAD) // LANES, kept_bytes(table, of)
-    stop, num_picked, since = last_seen(table, layer, row), entry(its, t.NUM_PICKED), entry(its, t.SINCE)
-    picked = entry(its, t.PICKED) + 8 * num_picked * (entry(of, t.KV_LAYER) * entry(of, t.KV_HEADS) + kv_head)
+    layer, row_table = layer_entry(table, layer_idx), row_entry(table, row)
+    num_vectors, row_bytes = layer.padded_head // LANES, cached_bytes(table, layer)
+    stop, num_picked, since = last_seen(table, layer_idx, row), row_table.num_picked, row_table.since
+    picked = row_table.picked + 8 * num_picked * (layer.kv_layer * layer.kv_heads + kv_head)
     for at in range(position, position + BLOCK):
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = load_int(picked + 8 * at) if at < num_picked else since + at - num_picked
-            widen(kept + slot * row_bytes, entry(table, t.KV_BYTES), place, num_vectors)
+            widen(cached + slot * row_bytes, table.kv_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
 
 @compiled
 def use_block(
-    table: int, layer: int, first: int, last: int, head: int, last_head: int, block: int, scores: int, width: int,
-    sums: int,
-) -> None:  # fmt: skip
-    """Score a block of keys for queries of rows ``first`` to ``last``, or add one of values to their sums.
+    table: PassTable, layer_idx: int, queries: Queries, block: int, scores: int, width: int, sums: int
+) -> None:
+    """Score a block of keys for some queries, or add one of values to their sums.
 
     Args:
-        head, last_head: query heads.
         scores, width: address of the first query's scores or weights of this block, and bytes from query to query.
         sums: address of the first query's sum; 0 for a block of keys.
     """
-    of, num_heads = layer_entry(table, layer), last_head - head
-    padded = entry(of, t.PADDED_HEAD)
+    layer, num_heads = layer_entry(table, layer_idx), queries.last_head - queries.head
+    padded = layer.padded_head
     num_vectors = padded // LANES
     if sums:
-        sum_bytes, num_queries = room_of(num_vectors), (last - first) * num_heads
+        sum_bytes, num_queries = room_of(num_vectors), (queries.last - queries.first) * num_heads
         for one in range(0, num_queries, MOST_QUERIES):
             add_value_block(
                 min(MOST_QUERIES, num_queries - one), block, num_vectors, scores + width * one, width,
                 sums + sum_bytes * one, sum_bytes,
             )  # fmt: skip
         return
-    scale, cap = fill(real_entry(of, t.SCALE)), fill(real_entry(table, t.SCORE_CAP))
-    is_capped = entry(table, t.SCORE_CAP) != 0
-    for row in range(first, last):
-        query = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + head)
+    scale, cap = fill(layer.scale), fill(table.score_cap)
+    is_capped = table[PassTable.score_cap] != 0
+    for row in range(queries.first, queries.last):
+        query = table.projected + 4 * padded * (row * all_heads(layer) + queries.head)
         for one in range(num_heads):
             x = times(score_block(block, query + 4 * padded * one, num_vectors), scale)
             if is_capped:
                 x = capped(x, cap)
-            store(scores + width * ((row - first) * num_heads + one), x)
+            store(scores + width * ((row - queries.first) * num_heads + one), x)
 
 
 @compiled
 def use_blocks(
-    table: int, layer: int, first: int, last: int, head: int, last_head: int, kept: int, begin: int, end: int,
-    block: int, scores: int, width: int, sums: int,
+    table: PassTable, layer_idx: int, queries: Queries, cached: int, begin: int, end: int, block: int, scores: int,
+    width: int, sums: int,
 ) -> None:  # fmt: skip
     """Go through the blocks of positions ``begin`` to ``end``; arguments as of `widen_shared` and `use_block`."""
-    of, num_heads = layer_entry(table, layer), last_head - head
-    sum_bytes = room_of(entry(of, t.PADDED_HEAD) // LANES)
+    layer, num_heads = layer_entry(table, layer_idx), queries.last_head - queries.head
+    sum_bytes = room_of(layer.padded_head // LANES)
     for position in range(begin, end, BLOCK):
         here = scores + 4 * (position - begin)
-        widen_shared(table, layer, first, last, kept, position, block)
-        row = first
-        while row < last:
+        widen_shared(table, layer_idx, queries.first, queries.last, cached, position, block)
+        row = queries.first
+        while row < queries.last:
             following = row
-            while following < last and standing(table, layer, following, position) == _IN_ORDER:
+            while following < queries.last and standing(table, layer_idx, following, position) == _IN_ORDER:
                 following += 1
             if following > row:
-                query = (row - first) * num_heads
+                query = (row - queries.first) * num_heads
                 its_sums = sums + sum_bytes * query if sums else 0
-                use_block(table, layer, row, following, head, last_head, block, here + width * query, width, its_sums)
+                use_block(
+                    table, layer_idx, Queries(row, following, queries.head, queries.last_head), block,
+                    here + width * query, width, its_sums,
+                )  # fmt: skip
             row = following + 1
-        for row in range(first, last):
-            if standing(table, layer, row, position) == _OWN:
-                query = (row - first) * num_heads
-                if reads_picked(table, layer, row):
-                    kv_head = head * entry(of, t.KV_HEADS) // entry(of, t.HEADS)
-                    widen_picked(table, layer, row, kv_head, kept, position, block)
+        for row in range(queries.first, queries.last):
+            if standing(table, layer_idx, row, position) == _OWN:
+                query = (row - queries.first) * num_heads
+                if reads_picked(table, layer_idx, row):
+                    kv_head = queries.head * layer.kv_heads // layer.heads
+                    widen_picked(table, layer_idx, row, kv_head, cached, position, block)
                 else:
-                    widen_own(table, layer, row, kept, position, block)
+                    widen_own(table, layer_idx, row, cached, position, block)
                 its_sums = sums + sum_bytes * query if sums else 0
-                use_block(table, layer, row, row + 1, head, last_head, block, here + width * query, width, its_sums)
+                use_block(
+                    table, layer_idx, Queries(row, row + 1, queries.head, queries.last_head), block,
+                    here + width * query, width, its_sums,
+                )  # fmt: skip
 
 
 @compiled
-def keep_scores(
-    table: int, layer: int, first: int, last: int, head: int, last_head: int, kind: int, scores: int, width: int
-) -> None:  # fmt: skip
-    """Keep the sum, for each head, of what rows ``first`` to ``last`` give those that the text held, if it is wanted.
+def keep_scores(table: PassTable, layer_idx: int, queries: Queries, kind: int, scores: int, width: int) -> None:
+    """Keep the sum, for each head, of what rows give those that the text held, if it is wanted.
 
     Args:
         kind: what the scores are by now; arguments else as of `use_block`.
     """
-    its, count, num_heads = row_entry(table, first), entry(row_entry(table, first), t.NUM_SCORES), last_head - head
-    of = layer_entry(table, layer)
-    has_window = entry(of, t.WINDOW) != 0
-    if entry(its, t.SCORES) == 0 or has_window or entry(its, t.SCORE_KIND) != kind:
+    row_table, count, num_heads = (
+        row_entry(table, queries.first),
+        row_entry(table, queries.first).num_scores,
+        queries.last_head - queries.head,
+    )
+    layer = layer_entry(table, layer_idx)
+    has_window = layer.window != 0
+    if row_table.scores == 0 or has_window or row_table.score_kind != kind:
         return
     for one in range(num_heads):
-        out = entry(its, t.SCORES) + 4 * count * (entry(of, t.KV_LAYER) * entry(of, t.HEADS) + head + one)
+        out = row_table.scores + 4 * count * (layer.kv_layer * layer.heads + queries.head + one)
         for at in range(0, 4 * count, 4 * LANES):
             sums = load(scores + width * one + at)
-            for row in range(1, last - first):
+            for row in range(1, queries.last - queries.first):
                 sums = add(sums, load(scores + width * (row * num_heads + one) + at))
             store(out + at, sums)
 
 
 @compiled
-def keep_queries(table: int, layer: int, first: int, last: int, head: int, last_head: int) -> None:
-    """Keep the queries of rows ``first`` to ``last``, if they are wanted instead of scores."""
-    of = layer_entry(table, layer)
-    padded = entry(of, t.PADDED_HEAD)
-    if entry(of, t.WINDOW) != 0:
+def keep_queries(table: PassTable, layer_idx: int, queries: Queries) -> None:
+    """Keep the queries, if they are wanted instead of scores."""
+    layer = layer_entry(table, layer_idx)
+    padded = layer.padded_head
+    if layer.window != 0:
         return
-    for row in range(first, last):
-        its = row_entry(table, row)
-        if entry(its, t.SCORES) == 0 or entry(its, t.SCORE_KIND) != t.QUERIES:
+    for row in range(queries.first, queries.last):
+        row_table = row_entry(table, row)
+        if row_table.scores == 0 or row_table.score_kind != t.QUERIES:
             continue
-        for one in range(head, last_head):
-            query = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + one)
-            out = entry(its, t.SCORES) + 4 * padded * (entry(of, t.KV_LAYER) * entry(of, t.HEADS) + one)
+        for one in range(queries.head, queries.last_head):
+            query = table.projected + 4 * padded * (row * all_heads(layer) + one)
+            out = row_table.scores + 4 * padded * (layer.kv_layer * layer.heads + one)
             for at in range(0, 4 * padded, 4 * LANES):
                 store(out + at, load(query + at))
 
 
 @compiled
-def attend(table: int, layer: int, first: int, last: int, head: int, last_head: int, room: int) -> None:
-    """Write the attention of rows ``first`` to ``last``, of one text, for query heads that share a KV head.
+def attend(table: PassTable, layer_idx: int, queries: Queries, room: int) -> None:
+    """Write the attention of queries whose heads share a KV head.
 
     ``room`` has place for BLOCK rows as floats, BEHIND floats, and for each query a sum and the scores.
     """
-    of = layer_entry(table, layer)
-    heads, kv_heads, padded = entry(of, t.HEADS), entry(of, t.KV_HEADS), entry(of, t.PADDED_HEAD)
-    its, num_heads, num_vectors = row_entry(table, first), last_head - head, padded // LANES
-    begin, end = first_seen(table, layer, first), 0
-    for row in range(first, last):
-        begin = min(begin, first_seen(table, layer, row))
-        end = max(end, last_seen(table, layer, row))
+    layer = layer_entry(table, layer_idx)
+    heads, kv_heads, padded = layer.heads, layer.kv_heads, layer.padded_head
+    row_table, num_heads, num_vectors = (
+        row_entry(table, queries.first),
+        queries.last_head - queries.head,
+        padded // LANES,
+    )
+    begin, end = first_seen(table, layer_idx, queries.first), 0
+    for row in range(queries.first, queries.last):
+        begin = min(begin, first_seen(table, layer_idx, row))
+        end = max(end, last_seen(table, layer_idx, row))
     begin, end = begin // BLOCK * BLOCK, (end + BLOCK - 1) // BLOCK * BLOCK
-    kv_head = head * kv_heads // heads
-    keys, values = kept_at(table, of, its, kv_head), kept_at(table, of, its, kv_heads + kv_head)
+    kv_head = queries.head * kv_heads // heads
+    keys, values = cached_at(table, layer, row_table, kv_head), cached_at(table, layer, row_table, kv_heads + kv_head)
     sums, sum_bytes = room + 4 * (BLOCK * padded + BEHIND), room_of(num_vectors)
-    num_queries = (last - first) * num_heads
+    num_queries = (queries.last - queries.first) * num_heads
     scores, width = sums + num_queries * sum_bytes, 4 * (end - begin + LANES)  # weights are made in whole vectors
-    use_blocks(table, layer, first, last, head, last_head, keys, begin, end, room, scores, width, 0)
-    keep_queries(table, layer, first, last, head, last_head)
-    keep_scores(table, layer, first, last, head, last_head, t.LOGITS_OF_ROWS, scores, width)
-    sinks = entry(layer_entry(table, layer), t.SINKS)
+    use_blocks(table, layer_idx, queries, keys, begin, end, room, scores, width, 0)
+    keep_queries(table, layer_idx, queries)
+    keep_scores(table, layer_idx, queries, t.LOGITS_OF_ROWS, scores, width)
+    sinks = layer_entry(table, layer_idx).sinks
     for query in range(num_queries):
-        row, its_scores = first + query // num_heads, scores + width * query
-        start, stop = first_seen(table, layer, row), last_seen(table, layer, row)
-        sink = sinks + 4 * (head + query % num_heads) if sinks else 0
+        row, its_scores = queries.first + query // num_heads, scores + width * query
+        start, stop = first_seen(table, layer_idx, row), last_seen(table, layer_idx, row)
+        sink = sinks + 4 * (queries.head + query % num_heads) if sinks else 0
         weigh(its_scores + 4 * (start - begin), stop - start, sink)
         for at in range(start - begin):
             store_float(its_scores + 4 * at, ZERO)
         for at in range(stop - begin, end - begin):
             store_float(its_scores + 4 * at, ZERO)
-    keep_scores(table, layer, first, last, head, last_head, t.WEIGHTS_OF_ROWS, scores, width)
+    keep_scores(table, layer_idx, queries, t.WEIGHTS_OF_ROWS, scores, width)
     clear(sums, num_queries * sum_bytes)
-    use_blocks(table, layer, first, last, head, last_head, values, begin, end, room, scores, width, sums)
-    row_bytes, gates = attended_bytes(of), entry(of, t.MORE_HEADS)
+    use_blocks(table, layer_idx, queries, values, begin, end, room, scores, width, sums)
+    row_bytes, gates = attended_bytes(layer), layer.more_heads
     for query in range(num_queries):
-        row, one = first + query // num_heads, head + query % num_heads
-        out = entry(table, t.ATTENDED) + row * row_bytes + 4 * padded * one
-        gate = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + heads + 2 * kv_heads + one)
+        row, one = queries.first + query // num_heads, queries.head + query % num_heads
+        out = table.attended + row * row_bytes + 4 * padded * one
+        gate = table.projected + 4 * padded * (row * all_heads(layer) + heads + 2 * kv_heads + one)
         for at in range(0, 4 * padded, 4 * LANES):
             x = load(sums + query * sum_bytes + at)
             if gates:
@@ -332,26 +347,26 @@ def attend(table: int, layer: int, first: int, last: int, head: int, last_head: 
 
 
 @compiled
-def attend_part(table: int, layer: int, thread: int, room: int) -> None:
+def attend_part(table: PassTable, layer_idx: int, thread: int, room: int) -> None:
     """Do a thread's part of the attention of all rows.
 
     With few rows, threads share out the query heads of each, so that none waits though KV heads are few. Otherwise each
     takes whole KV heads, whose blocks then are widened once.
     """
-    of, num_rows, threads = layer_entry(table, layer), entry(table, t.ROWS), entry(table, t.THREADS)
-    heads, kv_heads = entry(of, t.HEADS), entry(of, t.KV_HEADS)
+    layer, num_rows, threads = layer_entry(table, layer_idx), table.num_rows, table.num_threads
+    heads, kv_heads = layer.heads, layer.kv_heads
     group = heads // kv_heads
     is_short = num_rows * kv_heads < _MANY_UNITS * threads
     first = turn = 0
     while first < num_rows:
-        last = first + rows_together(table, of, first)
-        its = (thread + turn) % threads
+        last = first + rows_together(table, layer, first)
+        turned = (thread + turn) % threads
         for kv_head in range(kv_heads):
             head, last_head = group * kv_head, group * (kv_head + 1)
             if is_short:
-                head, last_head = max(head, heads * its // threads), min(last_head, heads * (its + 1) // threads)
+                head, last_head = max(head, heads * turned // threads), min(last_head, heads * (turned + 1) // threads)
             elif (turn + kv_head) % threads != thread:
                 continue
             if head < last_head:
-                attend(table, layer, first, last, head, last_head, room)
+                attend(table, layer_idx, Queries(first, last, head, last_head), room)
         first, turn = last, turn + (1 if is_short else kv_heads)

@@ -47,11 +47,11 @@ def _folded(builder: Builder, rows: list[Value], width: int) -> Value:
         # Each vector holds LANES // (2 * width) rows by now; two of them are folded into one that holds both.
         low = [lane for lane in range(LANES) if not lane & width]
         places = [(lane, lane + width) for lane in low]
-        kept = ir.Constant(ir.VectorType(_I32, LANES), _woven([a for a, _ in places], width))
+        first = ir.Constant(ir.VectorType(_I32, LANES), _woven([a for a, _ in places], width))
         added = ir.Constant(ir.VectorType(_I32, LANES), _woven([b for _, b in places], width))
         rows = [
             builder.fadd(
-                builder.shuffle_vector(rows[i], rows[i + count], kept),
+                builder.shuffle_vector(rows[i], rows[i + count], first),
                 builder.shuffle_vector(rows[i], rows[i + count], added),
             )
             for i in range(count)
@@ -151,11 +151,11 @@ def clear(at: int, num_bytes: int) -> None:
 
 
 @compiled
-def widen(kept: int, number_bytes: int, out: int, num_vectors: int) -> None:
+def widen(source: int, number_bytes: int, out: int, num_vectors: int) -> None:
     """Write what the cache holds as floats; its numbers have 2 or 4 bytes."""
     if number_bytes == 4:
         for at in range(0, 4 * LANES * num_vectors, 4 * LANES):
-            store(out + at, load(kept + at))
+            store(out + at, load(source + at))
         return
     for index in range(num_vectors):
-        store(out + 4 * LANES * index, load_halves(kept + 2 * LANES * index))
+        store(out + 4 * LANES * index, load_halves(source + 2 * LANES * index))

@@ -55,9 +55,9 @@ def _matrix_products(builder: Builder, num_rows: int, numbers: Value, panels: Se
         panels: addresses of its weights, [16][16][4] unsigned bytes each.
     """
     with builder.goto_entry_block():
-        kept = builder.alloca(ir.ArrayType(_I8, _TILE_BYTES * len(panels)), name="products")
-    kept.align = 64
-    room, stride = builder.ptrtoint(kept, _I64), ir.Constant(_I64, GROUP)
+        buffer = builder.alloca(ir.ArrayType(_I8, _TILE_BYTES * len(panels)), name="products")
+    buffer.align = 64
+    room, stride = builder.ptrtoint(buffer, _I64), ir.Constant(_I64, GROUP)
     call(builder, "llvm.x86.tileloadd64", _VOID, _tile(_ROWS), _pointer(builder, numbers), stride)
     for i, panel in enumerate(panels):
         for line in range(0, _TILE_BYTES, 64):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from card.kernels.jit import tables as t
 from card.kernels.jit.rows import floats_behind, scales_behind, sums_behind, tile_size
-from card.kernels.jit.tables import entry
+from card.kernels.jit.tables import ExpertEntry, ExpertTable, PassTable
 from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import (
     GROUP,
@@ -45,58 +45,58 @@ def room_for_experts(num_rows: int, num_listed: int, num_taken: int, width: int)
 
 
 @compiled
-def num_taken(of: int) -> int:
+def num_taken(experts: ExpertTable) -> int:
     """Return how many experts a row takes, the shared one among them."""
-    return entry(of, t.CHOSEN_EXPERTS) + int(entry(of, t.SHARED) != t.NO_SHARED)
+    return experts.num_chosen + int(experts.shared != t.NO_SHARED)
 
 
 @compiled
-def num_listed(of: int) -> int:
+def num_listed(experts: ExpertTable) -> int:
     """Return how many experts there are, the shared one among them."""
-    return entry(of, t.NUM_EXPERTS) + int(entry(of, t.SHARED) != t.NO_SHARED)
+    return experts.num_experts + int(experts.shared != t.NO_SHARED)
 
 
 @compiled
-def expert_entry(of: int, expert: int) -> int:
+def expert_entry(experts: ExpertTable, expert: int) -> ExpertEntry:
     """Return the entry of an expert."""
-    return of + 8 * (t.EXPERT_LIST + t.EXPERT_SIZE * expert)
+    return ExpertEntry(experts + 8 * (ExpertTable.size + ExpertEntry.size * expert))
 
 
 @compiled
-def record_bytes(table: int) -> int:
+def record_bytes(table: PassTable) -> int:
     """Return the bytes of a row's record."""
-    return _RECORD * (entry(table, t.PADDED_WIDTH) // GROUP)
+    return _RECORD * (table.padded_width // GROUP)
 
 
 @compiled
-def choices_at(table: int, of: int, own: int, row: int) -> int:
+def choices_at(table: PassTable, experts: ExpertTable, scratch: int, row: int) -> int:
     """Return where a thread keeps what one of its rows takes."""
-    return own + entry(table, t.EXPERTS_AT) + CHOICE_BYTES * num_taken(of) * row
+    return scratch + table.experts_at + CHOICE_BYTES * num_taken(experts) * row
 
 
 @compiled
-def starts_at(table: int, of: int, own: int) -> int:
+def starts_at(table: PassTable, experts: ExpertTable, scratch: int) -> int:
     """Return where a thread keeps, for each expert, which of the sorted rows is its first."""
-    return choices_at(table, of, own, entry(table, t.ROWS))
+    return choices_at(table, experts, scratch, table.num_rows)
 
 
 @compiled
-def slots_at(table: int, of: int, own: int) -> int:
+def slots_at(table: PassTable, experts: ExpertTable, scratch: int) -> int:
     """Return where a thread keeps the rows sorted by their experts."""
-    return starts_at(table, of, own) + 8 * (num_listed(of) + 2)
+    return starts_at(table, experts, scratch) + 8 * (num_listed(experts) + 2)
 
 
 @compiled
-def tile_at(table: int, of: int, own: int) -> int:
+def tile_at(table: PassTable, experts: ExpertTable, scratch: int) -> int:
     """Return where a thread has room for rows beside each other."""
-    behind = slots_at(table, of, own) + SLOT_BYTES * max(entry(table, t.ROWS) * num_taken(of), TOGETHER)
+    behind = slots_at(table, experts, scratch) + SLOT_BYTES * max(table.num_rows * num_taken(experts), TOGETHER)
     return (behind + _LINE - 1) // _LINE * _LINE
 
 
 @compiled
-def room_at(table: int, of: int, own: int) -> int:
+def room_at(table: PassTable, experts: ExpertTable, scratch: int) -> int:
     """Return where a thread has room for what it computes."""
-    return tile_at(table, of, own) + record_bytes(table) * TOGETHER
+    return tile_at(table, experts, scratch) + record_bytes(table) * TOGETHER
 
 
 @compiled
@@ -108,7 +108,7 @@ def rows_of(starts: int, expert: int) -> int:
 @compiled
 def gather_row(
     record: int, takes: int, num_groups: int, count: int, first: int, size: int, place: int, tile: int
-) -> None:  # fmt: skip
+) -> None:
     """Copy a row to its place among ``count`` rows, in the tile of ``size`` rows that begins with row ``first``."""
     its_scales = scales_behind(record, 1, num_groups)
     its_sums = sums_behind(its_scales, 1, num_groups)

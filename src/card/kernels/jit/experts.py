@@ -10,7 +10,6 @@ From there on the threads share out experts and channels.
 
 from __future__ import annotations
 
-from card.kernels.jit import tables as t
 from card.kernels.jit.expert_rows import (
     DOWN_PANELS,
     SLOT_BYTES,
@@ -26,9 +25,9 @@ from card.kernels.jit.expert_rows import (
 )
 from card.kernels.jit.gates import gate_tiles
 from card.kernels.jit.routing import route, sort_rows
-from card.kernels.jit.rows import ZERO, multiply_tile, scales_behind, sums_behind, tile_size
-from card.kernels.jit.sharing import share, shares_rows, wait
-from card.kernels.jit.tables import entry
+from card.kernels.jit.rows import ZERO, Activations, Output, multiply_tile, scales_behind, sums_behind, tile_size
+from card.kernels.jit.sharing import Work, share, shares_rows, wait
+from card.kernels.jit.tables import ExpertEntry, ExpertTable, LayerTable, PassTable
 from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import (
     GROUP,
@@ -49,43 +48,46 @@ _READING = 4  # rows whose products take as long as to read the weights, of a gr
 
 
 @compiled
-def count_read(table: int, of: int, starts: int) -> None:
+def count_read(table: PassTable, experts: ExpertTable, starts: int) -> None:
     """Add the experts that some row has chosen to those that a pass has read."""
-    read = entry(table, t.EXPERTS_READ)
-    for expert in range(entry(of, t.NUM_EXPERTS)):
-        read += int(rows_of(starts, expert) > 0)
-    store_int(table + 8 * t.EXPERTS_READ, read)
+    read = table.experts_read
+    for expert_idx in range(experts.num_experts):
+        read += int(rows_of(starts, expert_idx) > 0)
+    store_int(table + 8 * PassTable.experts_read, read)
 
 
 @compiled
-def gated_sums(table: int, before: int) -> int:
+def gated_sums(table: PassTable, before: int) -> int:
     """Return where sums lie of what gates give, ``before`` groups of rows behind the first."""
-    return entry(table, t.GATED_SUMS) + (SUMS_BYTES + 4 * GROUP) * before
+    return table.gated_sums + (SUMS_BYTES + 4 * GROUP) * before
 
 
 @compiled
 def gate_expert(
-    table: int, of: int, its: int, slots: int, rows: int, first: int, last: int, before: int, own: int
+    table: PassTable, experts: ExpertTable, expert: ExpertEntry, slots: int, rows: int, first: int, last: int,
+    before: int, scratch: int,
 ) -> None:  # fmt: skip
     """Compute groups ``first`` to ``last`` of an expert's gate for its rows.
 
     Args:
-        its: entry of the expert.
+        expert: its entry.
         before: groups of rows of the experts before it.
     """
-    num_groups, num_out = entry(table, t.PADDED_WIDTH) // GROUP, entry(its, t.EXPERT_GROUPS)
-    gate, up = its + 8 * t.EXPERT_GATE, its + 8 * t.EXPERT_UP
-    tile, room, done = tile_at(table, of, own), room_at(table, of, own), 0
+    num_groups, num_out = table.padded_width // GROUP, expert.num_groups
+    gate, up = expert.gate, expert.up
+    tile, room, done = tile_at(table, experts, scratch), room_at(table, experts, scratch), 0
     while done < rows:
         count, behind = min(rows - done, TOGETHER), before + done * num_out
-        takes = entry(gate, t.TAKES) | entry(up, t.TAKES)
+        takes = gate.takes | up.takes
         numbers = gathered(slots + SLOT_BYTES * done, count, takes, num_groups, tile)
         scales = scales_behind(numbers, count, num_groups)
         for group in range(first, last):
             gate_tiles(
-                table, gate, up, entry(its + 8 * t.EXPERT_DOWN, t.TAKES), group, num_out, count, numbers, scales,
-                sums_behind(scales, count, num_groups), room, entry(table, t.GATED) + GROUP * behind,
-                entry(table, t.GATED_SCALES) + 4 * behind, gated_sums(table, behind),
+                table, gate, up, expert.down.takes, group, num_out, count,
+                Activations(numbers, scales, sums_behind(scales, count, num_groups)), room,
+                Activations(
+                    table.gated + GROUP * behind, table.gated_scales + 4 * behind, gated_sums(table, behind)
+                ),
             )  # fmt: skip
         done += count
 
@@ -97,40 +99,41 @@ def group_cost(rows: int) -> int:
 
 
 @compiled
-def whole_cost(of: int, starts: int) -> int:
+def whole_cost(experts: ExpertTable, starts: int) -> int:
     """Return what all gates cost."""
     cost = 0
-    for expert in range(num_listed(of)):
-        cost += group_cost(rows_of(starts, expert)) * entry(expert_entry(of, expert), t.EXPERT_GROUPS)
+    for expert_idx in range(num_listed(experts)):
+        cost += group_cost(rows_of(starts, expert_idx)) * expert_entry(experts, expert_idx).num_groups
     return cost
 
 
 @compiled
-def gate_experts(table: int, of: int, thread: int, own: int) -> None:
+def gate_experts(table: PassTable, experts: ExpertTable, thread: int, scratch: int) -> None:
     """Compute a thread's part of all gates: groups of channels, one expert after the other, at the cost of others'."""
-    threads, starts, slots = entry(table, t.THREADS), starts_at(table, of, own), slots_at(table, of, own)
-    whole, cost, before = whole_cost(of, starts), 0, 0
+    threads, starts, slots = table.num_threads, starts_at(table, experts, scratch), slots_at(table, experts, scratch)
+    whole, cost, before = whole_cost(experts, starts), 0, 0
     start, stop = share(whole, thread, threads), share(whole, thread + 1, threads)
-    for expert in range(num_listed(of)):
-        rows, its = rows_of(starts, expert), expert_entry(of, expert)
+    for expert_idx in range(num_listed(experts)):
+        rows, expert = rows_of(starts, expert_idx), expert_entry(experts, expert_idx)
         if rows == 0:
             continue
-        num_out, each = entry(its, t.EXPERT_GROUPS), group_cost(rows)
+        num_out, each = expert.num_groups, group_cost(rows)
         first = min(max((start - cost + each - 1) // each, 0), num_out)
         last = min(max((stop - cost + each - 1) // each, 0), num_out)
         if first < last:
-            place = slots + SLOT_BYTES * load_int(starts + 8 * expert)
-            gate_expert(table, of, its, place, rows, first, last, before, own)
+            place = slots + SLOT_BYTES * load_int(starts + 8 * expert_idx)
+            gate_expert(table, experts, expert, place, rows, first, last, before, scratch)
         cost += each * num_out
         before += rows * num_out
 
 
 @compiled
 def add_expert(
-    table: int, of: int, its: int, slots: int, rows: int, start: int, stop: int, before: int, own: int, to: int
+    table: PassTable, experts: ExpertTable, expert: ExpertEntry, slots: int, rows: int, start: int, stop: int,
+    before: int, scratch: int, to: int,
 ) -> None:  # fmt: skip
     """Add output panels ``start`` to ``stop`` of an expert to its rows of ``to``, times weights; see `gate_expert`."""
-    padded, num_groups, room = entry(table, t.PADDED_WIDTH), entry(its, t.EXPERT_GROUPS), room_at(table, of, own)
+    padded, num_groups, room = table.padded_width, expert.num_groups, room_at(table, experts, scratch)
     out_bytes, done = 4 * PANEL * DOWN_PANELS, 0
     while done < rows:
         count, behind = min(rows - done, TOGETHER), before + done * num_groups
@@ -141,9 +144,11 @@ def add_expert(
             while first < count:
                 size = tile_size(count, first)
                 multiply_tile(
-                    its + 8 * t.EXPERT_DOWN, count, first, size, panel, end, entry(table, t.GATED) + GROUP * behind,
-                    entry(table, t.GATED_SCALES) + 4 * behind, gated_sums(table, behind), num_groups,
-                    room - 4 * PANEL * panel, out_bytes, 0,
+                    expert.down, count, first, size, panel, end,
+                    Activations(
+                        table.gated + GROUP * behind, table.gated_scales + 4 * behind, gated_sums(table, behind)
+                    ),
+                    num_groups, Output(room - 4 * PANEL * panel, out_bytes, 0),
                 )  # fmt: skip
                 for row in range(size):
                     slot = slots + SLOT_BYTES * (done + first + row)
@@ -156,46 +161,45 @@ def add_expert(
 
 
 @compiled
-def add_experts(table: int, of: int, thread: int, own: int) -> None:
+def add_experts(table: PassTable, experts: ExpertTable, thread: int, scratch: int) -> None:
     """Add a thread's channels of what all experts give to the hidden states, or to zeros beside an MLP."""
-    threads, panels, before = entry(table, t.THREADS), entry(table, t.PADDED_WIDTH) // PANEL, 0
-    starts, slots, to = starts_at(table, of, own), slots_at(table, of, own), entry(table, t.HIDDEN)
+    threads, panels, before = table.num_threads, table.padded_width // PANEL, 0
+    starts, slots, to = starts_at(table, experts, scratch), slots_at(table, experts, scratch), table.hidden
     start, stop = share(panels, thread, threads), share(panels, thread + 1, threads)
-    if entry(of, t.EXPERTS_OUT_NORM):
-        to = entry(table, t.EXPERT_SUMS)
-        for row in range(entry(table, t.ROWS)):
+    if experts.output_norm:
+        to = table.expert_sums
+        for row in range(table.num_rows):
             its_sums = to + 4 * PANEL * panels * row
             for at in range(its_sums + 4 * PANEL * start, its_sums + 4 * PANEL * stop, 4 * LANES):
                 store(at, fill(ZERO))
-    for expert in range(num_listed(of)):
-        rows, its = rows_of(starts, expert), expert_entry(of, expert)
+    for expert_idx in range(num_listed(experts)):
+        rows, expert = rows_of(starts, expert_idx), expert_entry(experts, expert_idx)
         if rows:
-            place = slots + SLOT_BYTES * load_int(starts + 8 * expert)
-            add_expert(table, of, its, place, rows, start, stop, before, own, to)
-            before += rows * entry(its, t.EXPERT_GROUPS)
+            place = slots + SLOT_BYTES * load_int(starts + 8 * expert_idx)
+            add_expert(table, experts, expert, place, rows, start, stop, before, scratch, to)
+            before += rows * expert.num_groups
 
 
 @separated
 def run_experts(
-    code: int, table: int, layer: int, first_row: int, num_rows: int, part: int, parts: int, thread: int, turn: int,
-    own: int,
-) -> int:  # fmt: skip
+    code: int, table: PassTable, layer: LayerTable, work: Work, thread: int, turn: int, scratch: int
+) -> int:
     """Do a thread's part of a layer's experts; return the next turn.
 
     Args:
         code: address of this function.
         layer: table of the layer.
-        first_row, num_rows: the rows that the thread prepares, all of them or its own.
+        work: the rows that the thread prepares, all of them or its own.
     """
-    of, barrier, threads = entry(layer, t.EXPERTS), entry(table, t.BARRIER), entry(table, t.THREADS)
-    norm = entry(of, t.EXPERT_NORM) if entry(of, t.EXPERT_NORM) else entry(layer, t.MLP_NORM)
-    turn = route(table, of, norm, first_row, num_rows, part, parts, turn, own)
+    experts, barrier, threads = layer.experts, table.barrier, table.num_threads
+    norm = experts.input_norm if experts.input_norm else layer.mlp_norm
+    turn = route(table, experts, norm, work, turn, scratch)
     if shares_rows(table):
         turn = wait(barrier, threads, turn)
-    sort_rows(table, of, own)
+    sort_rows(table, experts, scratch)
     if thread == 0:
-        count_read(table, of, starts_at(table, of, own))
-    gate_experts(table, of, thread, own)
+        count_read(table, experts, starts_at(table, experts, scratch))
+    gate_experts(table, experts, thread, scratch)
     turn = wait(barrier, threads, turn)
-    add_experts(table, of, thread, own)
+    add_experts(table, experts, thread, scratch)
     return wait(barrier, threads, turn)

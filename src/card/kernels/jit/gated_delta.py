@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from card.kernels.jit import tables as t
+from card.kernels.jit.addresses import all_heads, attended_bytes, conv_entry, layer_entry, sources_of
 from card.kernels.jit.delta_rule import advance, gates, repeat
 from card.kernels.jit.rows import ONE, ZERO, rms_norm, silu
-from card.kernels.jit.sharing import share
-from card.kernels.jit.tables import all_heads, attended_bytes, entry, layer_entry, real_entry
+from card.kernels.jit.sharing import Work, share
+from card.kernels.jit.tables import ConvTable, LayerTable, PassTable, StepTable
 from card.kernels.jit.vectors import (
     LANES,
     compiled,
@@ -46,37 +46,37 @@ def room_for_states(key_size: int, value_size: int) -> int:
 
 
 @compiled
-def row_at(table: int, of: int, row: int) -> int:
+def row_at(table: PassTable, layer: LayerTable, row: int) -> int:
     """Return where what is computed of a row lies: what the convolution takes in first."""
-    return entry(table, t.PROJECTED) + 4 * entry(of, t.PADDED_HEAD) * all_heads(of) * row
+    return table.projected + 4 * layer.padded_head * all_heads(layer) * row
 
 
 @compiled
-def spare_bytes(of: int) -> int:
+def spare_bytes(layer: LayerTable) -> int:
     """Return the bytes of a row that lie before what it wrote to the states."""
-    heads = entry(of, t.HEADS) + 2 * entry(of, t.KV_HEADS) + entry(of, t.MORE_HEADS)
-    return 4 * entry(of, t.PADDED_HEAD) * heads
+    heads = layer.heads + 2 * layer.kv_heads + layer.more_heads
+    return 4 * layer.padded_head * heads
 
 
 @compiled
-def inputs_bytes(of: int) -> int:
+def inputs_bytes(layer: LayerTable) -> int:
     """Return the bytes of what the convolution takes in of a row."""
-    return 4 * entry(of, t.PADDED_HEAD) * entry(of, t.HEADS)
+    return 4 * layer.padded_head * layer.heads
 
 
 @compiled
-def convolve(table: int, of: int, row: int, channel: int, count: int, out: int) -> None:
+def convolve(table: PassTable, layer: LayerTable, row: int, channel: int, count: int, out: int) -> None:
     """Write silu of the sums of some channels over a row's last ancestors, the oldest first, and itself."""
-    its, width, num_taps = row_at(table, of, row), inputs_bytes(of), entry(of, t.NUM_TAPS)
-    sources = t.sources_of(table, row)
+    inputs, width, num_taps = row_at(table, layer, row), inputs_bytes(layer), layer.num_taps
+    sources = sources_of(table, row)
     for at in range(4 * channel, 4 * (channel + count), 4 * LANES):
         sums = fill(ZERO)
         for tap in range(num_taps - 1):
             source = load_int(sources + 8 * tap)
             if source:
-                taken = row_at(table, of, -1 - source) if source < 0 else source + entry(of, t.RECORD_AT)
-                sums = fma(load(entry(of, t.FILTER) + width * tap + at), load(taken + at), sums)
-        sums = fma(load(entry(of, t.FILTER) + width * (num_taps - 1) + at), load(its + at), sums)
+                taken = row_at(table, layer, -1 - source) if source < 0 else source + layer.record_at
+                sums = fma(load(layer.filter + width * tap + at), load(taken + at), sums)
+        sums = fma(load(layer.filter + width * (num_taps - 1) + at), load(inputs + at), sums)
         store(out + at - 4 * channel, silu(sums))
 
 
@@ -92,28 +92,28 @@ def shorten(x: int, size: int, parts: int) -> None:
 
 
 @compiled
-def key_head(of: int, head: int) -> int:
+def key_head(layer: LayerTable, head: int) -> int:
     """Return the head of the key that a head of values has: its neighbours share one, or each n-th does."""
-    if entry(of, t.IS_TILED):
-        return head % entry(of, t.KEY_HEADS)
-    return head * entry(of, t.KEY_HEADS) // entry(of, t.VALUE_HEADS)
+    if layer.is_tiled:
+        return head % layer.key_heads
+    return head * layer.key_heads // layer.value_heads
 
 
 @compiled
-def is_first(of: int, head: int) -> int:
+def is_first(layer: LayerTable, head: int) -> int:
     """Return whether a head is the first one of those that share its key."""
-    its = key_head(of, head)
-    return int(head == its) if entry(of, t.IS_TILED) else int(head == 0 or key_head(of, head - 1) != its)
+    key = key_head(layer, head)
+    return int(head == key) if layer.is_tiled else int(head == 0 or key_head(layer, head - 1) != key)
 
 
 @compiled
-def prepare_vectors(table: int, of: int, row: int, head: int, query: int, key: int, value: int) -> None:
+def prepare_vectors(table: PassTable, layer: LayerTable, row: int, head: int, query: int, key: int, value: int) -> None:
     """Write a row's query, key and value of a head."""
-    size, value_size, key_heads = entry(of, t.KEY_SIZE), entry(of, t.VALUE_SIZE), entry(of, t.KEY_HEADS)
-    its = key_head(of, head)
-    convolve(table, of, row, size * its, size, query)
-    convolve(table, of, row, size * (key_heads + its), size, key)
-    convolve(table, of, row, 2 * size * key_heads + value_size * head, value_size, value)
+    size, value_size, key_heads = layer.key_size, layer.value_size, layer.key_heads
+    key_idx = key_head(layer, head)
+    convolve(table, layer, row, size * key_idx, size, query)
+    convolve(table, layer, row, size * (key_heads + key_idx), size, key)
+    convolve(table, layer, row, 2 * size * key_heads + value_size * head, value_size, value)
     shorten(query, size, size)
     shorten(key, size, 1)
 
@@ -126,87 +126,84 @@ def keep_copy(source: int, size: int, out: int) -> None:
 
 
 @compiled
-def gate_output(table: int, of: int, row: int, head: int, x: int) -> None:
+def gate_output(table: PassTable, layer: LayerTable, row: int, head: int, x: int) -> None:
     """Write the norm of what a head gives, times silu of its gate, to where attention would be."""
-    size, panel = entry(of, t.VALUE_SIZE), entry(of, t.PADDED_HEAD)
-    gate = row_at(table, of, row) + 4 * panel * (entry(of, t.HEADS) + 2 * entry(of, t.KV_HEADS)) + 4 * size * head
-    out = entry(table, t.ATTENDED) + attended_bytes(of) * row
-    rms_norm(x, entry(of, t.OUT_NORM), x, size, size, real_entry(table, t.EPS))
+    size, panel = layer.value_size, layer.padded_head
+    gate = row_at(table, layer, row) + 4 * panel * (layer.heads + 2 * layer.kv_heads) + 4 * size * head
+    out = table.attended + attended_bytes(layer) * row
+    rms_norm(x, layer.delta_norm, x, size, size, table.eps)
     for at in range(0, 4 * size, 4 * LANES):
         store(out + 4 * size * head + at, times(load(x + at), silu(load(gate + at))))
-    if head == entry(of, t.VALUE_HEADS) - 1:  # zeros behind: another layer may have had numbers there
-        for at in range(4 * size * (head + 1), attended_bytes(of), 4 * LANES):
+    if head == layer.value_heads - 1:  # zeros behind: another layer may have had numbers there
+        for at in range(4 * size * (head + 1), attended_bytes(layer), 4 * LANES):
             store(out + at, fill(ZERO))
 
 
 @compiled
-def advance_row(table: int, of: int, row: int, head: int, source: int, target: int, room: int) -> None:
+def advance_row(table: PassTable, layer: LayerTable, row: int, head: int, source: int, target: int, room: int) -> None:
     """Compute a head of a row: its output, the state behind it, and what it wrote."""
-    size, value_size = entry(of, t.KEY_SIZE), entry(of, t.VALUE_SIZE)
+    size, value_size = layer.key_size, layer.value_size
     key = room + 4 * size
     value = key + 4 * size
     out = value + 4 * value_size
     decays = out + 4 * value_size
     betas = decays + 4 * LANES
-    prepare_vectors(table, of, row, head, room, key, value)
+    prepare_vectors(table, layer, row, head, room, key, value)
     group, lane = head // LANES * LANES, 4 * (head % LANES)
-    before = row_at(table, of, row) + inputs_bytes(of) + 4 * group
-    apart = 4 * entry(of, t.PADDED_HEAD) * entry(of, t.KV_HEADS)
-    gates(
-        before + apart, before, entry(of, t.RATES) + 4 * group, entry(of, t.STEP_BIASES) + 4 * group, LANES, decays,
-        betas,
-    )  # fmt: skip
-    written = row_at(table, of, row) + spare_bytes(of)
-    deltas = written + 4 * size * entry(of, t.KEY_HEADS)
-    if is_first(of, head):
-        keep_copy(key, size, written + 4 * size * key_head(of, head))
+    before = row_at(table, layer, row) + inputs_bytes(layer) + 4 * group
+    apart = 4 * layer.padded_head * layer.kv_heads
+    gates(before + apart, before, layer.rates + 4 * group, layer.step_biases + 4 * group, LANES, decays, betas)
+    written = row_at(table, layer, row) + spare_bytes(layer)
+    deltas = written + 4 * size * layer.key_heads
+    if is_first(layer, head):
+        keep_copy(key, size, written + 4 * size * key_head(layer, head))
     decay = load_float(decays + lane)
-    store_float(deltas + 4 * value_size * entry(of, t.VALUE_HEADS) + 4 * head, decay)
+    store_float(deltas + 4 * value_size * layer.value_heads + 4 * head, decay)
     advance(
         source, target, size, value_size, room, key, value, load_float(betas + lane), decay,
         deltas + 4 * value_size * head, out,
     )  # fmt: skip
-    gate_output(table, of, row, head, out)
+    gate_output(table, layer, row, head, out)
 
 
 @compiled
-def repeat_row(of: int, record: int, head: int, source: int, target: int) -> None:
+def repeat_row(layer: LayerTable, record: int, head: int, source: int, target: int) -> None:
     """Do to a state what the row of a record did."""
-    size, value_size = entry(of, t.KEY_SIZE), entry(of, t.VALUE_SIZE)
-    keys = record + entry(of, t.RECORD_AT) + inputs_bytes(of)
-    deltas = keys + 4 * size * entry(of, t.KEY_HEADS)
-    decay = load_float(deltas + 4 * value_size * entry(of, t.VALUE_HEADS) + 4 * head)
+    size, value_size = layer.key_size, layer.value_size
+    keys = record + layer.record_at + inputs_bytes(layer)
+    deltas = keys + 4 * size * layer.key_heads
+    decay = load_float(deltas + 4 * value_size * layer.value_heads + 4 * head)
     repeat(
-        source, target, size, value_size, keys + 4 * size * key_head(of, head), decay, deltas + 4 * value_size * head
+        source, target, size, value_size, keys + 4 * size * key_head(layer, head), decay, deltas + 4 * value_size * head
     )
 
 
 @compiled
-def state_at(of: int, head: int, named: int, room: int) -> int:
+def state_at(layer: LayerTable, head: int, named: int, room: int) -> int:
     """Return where a state lies that a step names: by its sequence, or as a place of the thread."""
-    num_bytes = 4 * entry(of, t.KEY_SIZE) * entry(of, t.VALUE_SIZE)
+    num_bytes = 4 * layer.key_size * layer.value_size
     if named < MOST_PLACES:
         return room + num_bytes * named
-    return named + entry(of, t.STATE_AT) + num_bytes * head
+    return named + layer.state_at + num_bytes * head
 
 
 @separated
-def advance_states(code: int, table: int, layer: int, thread: int, room: int) -> None:
+def advance_states(code: int, table: PassTable, layer_idx: int, thread: int, room: int) -> None:
     """Do a thread's part of a layer's steps; ``code`` is the address of this function."""
-    of, threads = layer_entry(table, layer), entry(table, t.THREADS)
-    heads, state_size = entry(of, t.VALUE_HEADS), entry(of, t.KEY_SIZE) * entry(of, t.VALUE_SIZE)
-    own, first = room + 4 * MOST_PLACES * state_size, entry(table, t.STEPS)
-    last = first + 8 * t.STEP_SIZE * entry(table, t.NUM_STEPS)
+    layer, threads = layer_entry(table, layer_idx), table.num_threads
+    heads, state_size = layer.value_heads, layer.key_size * layer.value_size
+    vectors, first = room + 4 * MOST_PLACES * state_size, table.steps
+    last = first + 8 * StepTable.size * table.num_steps
     for head in range(share(heads, thread, threads), share(heads, thread + 1, threads)):
-        for step in range(first, last, 8 * t.STEP_SIZE):
-            source = state_at(of, head, entry(step, t.STEP_FROM), room)
-            target = state_at(of, head, entry(step, t.STEP_TO), room)
-            if entry(step, t.STEP_RECORD):
-                repeat_row(of, entry(step, t.STEP_RECORD), head, source, target)
+        for step in range(first, last, 8 * StepTable.size):
+            source = state_at(layer, head, StepTable(step).source, room)
+            target = state_at(layer, head, StepTable(step).target, room)
+            if StepTable(step).record:
+                repeat_row(layer, StepTable(step).record, head, source, target)
             else:
-                advance_row(table, of, entry(step, t.STEP_ROW), head, source, target, own)
-            if entry(step, t.STEP_MARK):
-                keep_copy(target, state_size, state_at(of, head, entry(step, t.STEP_MARK), room))
+                advance_row(table, layer, StepTable(step).row, head, source, target, vectors)
+            if StepTable(step).mark:
+                keep_copy(target, state_size, state_at(layer, head, StepTable(step).mark, room))
 
 
 @compiled
@@ -218,14 +215,14 @@ def keep_part(source: int, out: int, num_bytes: int, part: int, parts: int) -> N
 
 
 @compiled
-def keep_records(table: int, of: int, first_row: int, num_rows: int, part: int, parts: int) -> None:
+def keep_records(table: PassTable, layer: LayerTable, work: Work) -> None:
     """Copy a part of the records of some rows to the cache, of those that have a place there."""
-    inputs, spare = inputs_bytes(of), spare_bytes(of)
-    written = 4 * entry(of, t.PADDED_HEAD) * all_heads(of) - spare
-    for row in range(first_row, first_row + num_rows):
-        for place in (t.RECENT, t.LANDMARK):
-            out = entry(t.input_entry(table, row), place)
+    inputs, spare = inputs_bytes(layer), spare_bytes(layer)
+    written = 4 * layer.padded_head * all_heads(layer) - spare
+    for row in range(work.first_row, work.first_row + work.num_rows):
+        for place in (ConvTable.recent, ConvTable.landmark):
+            out = conv_entry(table, row)[place]
             if out:
-                its, out_here = row_at(table, of, row), out + entry(of, t.RECORD_AT)
-                keep_part(its, out_here, inputs, part, parts)
-                keep_part(its + spare, out_here + inputs, written, part, parts)
+                source, out_here = row_at(table, layer, row), out + layer.record_at
+                keep_part(source, out_here, inputs, work.part, work.parts)
+                keep_part(source + spare, out_here + inputs, written, work.part, work.parts)

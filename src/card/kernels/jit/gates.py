@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from card.kernels.jit import tables as t
 from card.kernels.jit.rows import (
+    Activations,
+    Output,
     clamped_gate,
     floats_behind,
     gelu,
@@ -13,20 +15,18 @@ from card.kernels.jit.rows import (
     silu,
     tile_size,
 )
-from card.kernels.jit.tables import entry, real_entry
+from card.kernels.jit.tables import LinearEntry, PassTable
 from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import GROUP, LANES, compiled, load, store, times
 
 
 @compiled
-def prepare_input(
-    table: int, takes: int, norm: int, first_row: int, num_rows: int, numbers: int, scales: int, sums: int
-) -> None:  # fmt: skip
+def prepare_input(table: PassTable, takes: int, norm: int, first_row: int, num_rows: int, inputs: Activations) -> None:
     """Prepare some rows of hidden states, normed."""
-    width, padded = entry(table, t.WIDTH), entry(table, t.PADDED_WIDTH)
+    width, padded = table.width, table.padded_width
     prepare_rows(
-        takes, entry(table, t.HIDDEN) + 4 * padded * first_row, 4 * padded, num_rows, width, norm,
-        entry(table, t.CENTRES), padded // GROUP, real_entry(table, t.EPS), numbers, scales, sums, 0,
+        takes, table.hidden + 4 * padded * first_row, 4 * padded, num_rows, width, norm,
+        table.centres, padded // GROUP, table.eps, inputs, 0,
     )  # fmt: skip
 
 
@@ -46,8 +46,8 @@ def activate(x: int, factor: int, activation: int) -> None:
 
 @compiled
 def gate_tiles(
-    table: int, gate: int, up: int, takes: int, group: int, num_out: int, num_rows: int, numbers: int, scales: int,
-    sums: int, room: int, numbers_out: int, scales_out: int, sums_out: int,
+    table: PassTable, gate: LinearEntry, up: LinearEntry, takes: int, group: int, num_out: int, num_rows: int,
+    inputs: Activations, room: int, out: Activations,
 ) -> None:  # fmt: skip
     """Compute a group of activation(gate) * up for some rows, and prepare it.
 
@@ -57,21 +57,18 @@ def gate_tiles(
         num_out: groups of channels that they have.
         room: for 8 * GROUP * MOST_ROWS bytes.
     """
-    num_groups, num_panels = entry(table, t.PADDED_WIDTH) // GROUP, GROUP // PANEL
-    activation, other = entry(table, t.ACTIVATION), room + 4 * GROUP * MOST_ROWS
-    floats_out = floats_behind(sums_out, num_rows, num_out)
+    num_groups, num_panels = table.padded_width // GROUP, GROUP // PANEL
+    activation, other = table.activation, room + 4 * GROUP * MOST_ROWS
+    floats_out = floats_behind(out.sums, num_rows, num_out)
     first = 0
     while first < num_rows:
         size = tile_size(num_rows, first)
-        for linear, out in ((gate, room), (up, other)):
+        for linear, products in ((gate, room), (up, other)):
             multiply_tile(
-                linear, num_rows, first, size, num_panels * group, num_panels * (group + 1), numbers, scales, sums,
-                num_groups, out - 4 * GROUP * group, 4 * GROUP, 0,
+                linear, num_rows, first, size, num_panels * group, num_panels * (group + 1), inputs,
+                num_groups, Output(products - 4 * GROUP * group, 4 * GROUP, 0),
             )  # fmt: skip
         for row in range(size):
             activate(room + 4 * GROUP * row, other + 4 * GROUP * row, activation)
-            prepare_group(
-                takes, room + 4 * GROUP * row, first * num_out + group * size, row, size, numbers_out, scales_out,
-                sums_out, floats_out,
-            )  # fmt: skip
+            prepare_group(takes, room + 4 * GROUP * row, first * num_out + group * size, row, size, out, floats_out)
         first += size

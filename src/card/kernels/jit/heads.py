@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from card.kernels.jit import tables as t
+from card.kernels.jit.addresses import all_heads, cached_at, cached_bytes, layer_entry, row_entry
 from card.kernels.jit.rows import MINUS_ONE, rms_norm
-from card.kernels.jit.tables import all_heads, entry, kept_at, kept_bytes, layer_entry, real_entry, row_entry
+from card.kernels.jit.tables import LayerTable, PassTable
 from card.kernels.jit.vectors import (
     LANES,
     compiled,
@@ -42,46 +42,46 @@ def grow(x: int, factor: float, padded: int) -> None:
 
 
 @compiled
-def norm_all_heads(table: int, layer: int, row: int) -> None:
+def norm_all_heads(table: PassTable, layer_idx: int, row: int) -> None:
     """Apply the norms of a row's queries and keys, each over all heads at once."""
-    of = layer_entry(table, layer)
-    heads, kv_heads = entry(of, t.HEADS), entry(of, t.KV_HEADS)
-    size, padded, eps = entry(of, t.HEAD), entry(of, t.PADDED_HEAD), real_entry(table, t.EPS)
-    query = entry(table, t.PROJECTED) + 4 * padded * all_heads(of) * row
+    layer = layer_entry(table, layer_idx)
+    heads, kv_heads = layer.heads, layer.kv_heads
+    size, padded, eps = layer.head_size, layer.padded_head, table.eps
+    query = table.projected + 4 * padded * all_heads(layer) * row
     key = query + 4 * padded * heads
-    rms_norm(query, entry(of, t.QUERY_NORM), query, size * heads, padded * heads, eps)
-    rms_norm(key, entry(of, t.KEY_NORM), key, size * kv_heads, padded * kv_heads, eps)
+    rms_norm(query, layer.query_norm, query, size * heads, padded * heads, eps)
+    rms_norm(key, layer.key_norm, key, size * kv_heads, padded * kv_heads, eps)
 
 
 @compiled
-def prepare_heads(table: int, layer: int, first_row: int, last_row: int, first: int, last: int) -> None:
+def prepare_heads(table: PassTable, layer_idx: int, first_row: int, last_row: int, first: int, last: int) -> None:
     """Norm and turn heads ``first`` to ``last`` (queries, keys, values) of some rows; keep keys and values."""
-    of = layer_entry(table, layer)
-    heads, kv_heads = entry(of, t.HEADS), entry(of, t.KV_HEADS)
-    size, padded, eps = entry(of, t.HEAD), entry(of, t.PADDED_HEAD), real_entry(table, t.EPS)
-    has_head_norms, turned = not entry(table, t.HAS_WIDE_NORMS), entry(of, t.TURNED)
-    value_norm, growth, turns_first = entry(of, t.VALUE_NORM), entry(of, t.QUERY_GROWTH), entry(of, t.TURNS_FIRST)
+    layer = layer_entry(table, layer_idx)
+    heads, kv_heads = layer.heads, layer.kv_heads
+    size, padded, eps = layer.head_size, layer.padded_head, table.eps
+    has_head_norms, turned = not table.has_wide_norms, layer.turned
+    value_norm, growth, turns_first = layer.value_norm, layer.query_growth, layer.turns_first
     for row in range(first_row, last_row):
-        its = row_entry(table, row)
-        angle = 4 * turned * entry(its, t.ANGLE)
+        row_table = row_entry(table, row)
+        angle = 4 * turned * row_table.angle
         for head in range(first, last):
-            x = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads(of) + head)
+            x = table.projected + 4 * padded * (row * all_heads(layer) + head)
             if head < heads + kv_heads:
-                norm = entry(of, t.QUERY_NORM if head < heads else t.KEY_NORM)
+                norm = layer[LayerTable.query_norm if head < heads else LayerTable.key_norm]
                 if turned and turns_first:
-                    turn(x, entry(of, t.COS) + angle, entry(of, t.SIN) + angle, turned)
+                    turn(x, layer.cos + angle, layer.sin + angle, turned)
                 if norm and has_head_norms:
                     rms_norm(x, norm, x, size, padded, eps)
                 if turned and not turns_first:
-                    turn(x, entry(of, t.COS) + angle, entry(of, t.SIN) + angle, turned)
+                    turn(x, layer.cos + angle, layer.sin + angle, turned)
                 if growth and head < heads:
-                    grow(x, load_float(growth + 4 * entry(its, t.POSITION)), padded)
+                    grow(x, load_float(growth + 4 * row_table.position), padded)
             elif value_norm:
                 rms_norm(x, value_norm, x, size, padded, eps)
             if head >= heads:
-                out = kept_at(table, of, its, head - heads) + entry(its, t.SLOT) * kept_bytes(table, of)
+                out = cached_at(table, layer, row_table, head - heads) + row_table.slot * cached_bytes(table, layer)
                 for at in range(0, padded, LANES):
-                    if entry(table, t.KV_BYTES) == 4:
+                    if table.kv_bytes == 4:
                         store(out + 4 * at, load(x + 4 * at))
                     else:
                         store_halves(out + 2 * at, load(x + 4 * at))

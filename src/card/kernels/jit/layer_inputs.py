@@ -6,9 +6,10 @@ what it makes of them in their place.
 
 from __future__ import annotations
 
-from card.kernels.jit import tables as t
 from card.kernels.jit.gates import activate, prepare_input
 from card.kernels.jit.rows import (
+    Activations,
+    Output,
     add_row,
     multiply_tile,
     project,
@@ -18,64 +19,73 @@ from card.kernels.jit.rows import (
     sums_behind,
     tile_size,
 )
-from card.kernels.jit.sharing import share
-from card.kernels.jit.tables import entry, real_entry
+from card.kernels.jit.sharing import Work, share
+from card.kernels.jit.tables import LayerInputTable, PassTable
 from card.kernels.jit.tiles import PANEL
 from card.kernels.jit.vectors import GROUP, LANES, compiled, copy_group
 
 
 @compiled
-def layer_inputs_bytes(table: int) -> int:
+def layer_inputs_bytes(table: PassTable) -> int:
     """Return the bytes of a row of all layers' numbers."""
-    return 4 * entry(table, t.PADDED_OWN_WIDTH) * entry(table, t.LAYERS)
+    return 4 * table.padded_input_width * table.num_layers
 
 
 @compiled
-def own_input(table: int, its: int, row: int) -> int:
+def layer_input_at(table: PassTable, layer_input: LayerInputTable, row: int) -> int:
     """Return where a row's numbers for a layer lie."""
-    return entry(table, t.LAYER_INPUTS) + layer_inputs_bytes(table) * row + entry(its, t.INPUT_AT)
+    return table.layer_inputs + layer_inputs_bytes(table) * row + layer_input.offset
 
 
 @compiled
-def make_layer_inputs(table: int, first_row: int, num_rows: int, part: int, parts: int, own: int) -> None:
+def make_layer_inputs(table: PassTable, work: Work, scratch: int) -> None:
     """Make a part of the layers' numbers of some rows: those of the tokens, and normed ones of their embeddings."""
-    size, padded, row_bytes = entry(table, t.OWN_WIDTH), entry(table, t.PADDED_OWN_WIDTH), layer_inputs_bytes(table)
-    linear, groups = table + 8 * t.INPUT_PROJECTION, entry(table, t.PADDED_WIDTH) // GROUP
-    scales = scales_behind(own, num_rows, groups)
-    sums = sums_behind(scales, num_rows, groups)
-    prepare_input(table, entry(linear, t.TAKES), 0, first_row, num_rows, own, scales, sums)
-    first, last = share(entry(table, t.LAYERS), part, parts), share(entry(table, t.LAYERS), part + 1, parts)
-    out, panels = entry(table, t.LAYER_INPUTS) + row_bytes * first_row, padded // PANEL
-    project(linear, num_rows, panels * first, panels * last, own, scales, sums, groups, out, row_bytes, 0)
-    tokens = entry(table, t.TOKEN_INPUTS) + row_bytes * first_row
-    for row in range(num_rows):
+    size, padded, row_bytes = table.input_width, table.padded_input_width, layer_inputs_bytes(table)
+    linear, groups = table.input_projection, table.padded_width // GROUP
+    scales = scales_behind(scratch, work.num_rows, groups)
+    sums = sums_behind(scales, work.num_rows, groups)
+    prepare_input(table, linear.takes, 0, work.first_row, work.num_rows, Activations(scratch, scales, sums))
+    first, last = share(table.num_layers, work.part, work.parts), share(table.num_layers, work.part + 1, work.parts)
+    out, panels = table.layer_inputs + row_bytes * work.first_row, padded // PANEL
+    project(
+        linear,
+        work.num_rows,
+        panels * first,
+        panels * last,
+        Activations(scratch, scales, sums),
+        groups,
+        Output(out, row_bytes, 0),
+    )
+    tokens = table.token_inputs + row_bytes * work.first_row
+    for row in range(work.num_rows):
         for at in range(row_bytes * row + 4 * padded * first, row_bytes * row + 4 * padded * last, 4 * padded):
-            rms_norm(out + at, entry(table, t.OWN_NORM), out + at, size, padded, real_entry(table, t.EPS))
+            rms_norm(out + at, table.input_norm, out + at, size, padded, table.eps)
             add_row(tokens + at, out + at, padded)
 
 
 @compiled
-def gate_own_input(table: int, its: int, first_row: int, num_rows: int, part: int, parts: int, own: int) -> None:
+def gate_layer_input(table: PassTable, layer_input: LayerInputTable, work: Work, scratch: int) -> None:
     """Turn a part of some rows' numbers for a layer into themselves times the activation of their gate."""
-    gate, groups, row_bytes = its + 8 * t.INPUT_GATE, entry(table, t.PADDED_WIDTH) // GROUP, layer_inputs_bytes(table)
-    scales = scales_behind(own, num_rows, groups)
-    sums = sums_behind(scales, num_rows, groups)
-    prepare_input(table, entry(gate, t.TAKES), 0, first_row, num_rows, own, scales, sums)
+    gate, groups, row_bytes = layer_input.gate, table.padded_width // GROUP, layer_inputs_bytes(table)
+    scales = scales_behind(scratch, work.num_rows, groups)
+    sums = sums_behind(scales, work.num_rows, groups)
+    prepare_input(table, gate.takes, 0, work.first_row, work.num_rows, Activations(scratch, scales, sums))
     room, num_panels, num_out = (
-        room_behind(sums, num_rows, groups),
+        room_behind(sums, work.num_rows, groups),
         GROUP // PANEL,
-        entry(table, t.PADDED_OWN_WIDTH) // GROUP,
+        table.padded_input_width // GROUP,
     )
-    for group in range(share(num_out, part, parts), share(num_out, part + 1, parts)):
-        numbers, first = own_input(table, its, first_row) + 4 * GROUP * group, 0
-        while first < num_rows:
-            size = tile_size(num_rows, first)
+    for group in range(share(num_out, work.part, work.parts), share(num_out, work.part + 1, work.parts)):
+        numbers, first = layer_input_at(table, layer_input, work.first_row) + 4 * GROUP * group, 0
+        while first < work.num_rows:
+            size = tile_size(work.num_rows, first)
             multiply_tile(
-                gate, num_rows, first, size, num_panels * group, num_panels * (group + 1), own, scales, sums, groups,
-                room - 4 * GROUP * group, 4 * GROUP, 0,
+                gate, work.num_rows, first, size, num_panels * group, num_panels * (group + 1),
+                Activations(scratch, scales, sums), groups,
+                Output(room - 4 * GROUP * group, 4 * GROUP, 0),
             )  # fmt: skip
             for row in range(size):
                 x, factor = room + 4 * GROUP * row, numbers + row_bytes * (first + row)
-                activate(x, factor, entry(table, t.ACTIVATION))
+                activate(x, factor, table.activation)
                 copy_group(x, factor, 4 * LANES)
             first += size

@@ -90,8 +90,8 @@ def sum_of_exponentials(row: int, num_tokens: int, top: float, sharpness: float)
 
 @entered
 def rank(
-    scores: int, num_rows: int, row_bytes: int, num_tokens: int, sharpness: float, count: int, tokens: int, best: int,
-    sums: int,
+    scores: int, num_rows: int, row_bytes: int, num_tokens: int, sharpness: float, count: int, tokens: int,
+    best: int, sums: int,
 ) -> None:  # fmt: skip
     """Find the best tokens of rows of scores that count ``sharpness`` times.
 

@@ -17,17 +17,32 @@ import threading
 from llvmlite import ir
 
 from card.kernels.jit.object_code import Builder, ObjectCode, Value
+from card.kernels.jit.structs import Struct, place
 from card.kernels.jit.vectors import INT, VOID, call, compiled, load_int, operation, write
 
 _STATE = "state_of_lost_pages"
-_HANDLER, _FILES, _FORMER, _PAGE, _STATE_SIZE = range(5)  # places in the state: three addresses, and bytes of a page
-# Places in the entry of a file; the first entry without addresses is the end.
-_FIRST, _END, _FLAG, _FILE_SIZE = range(4)
 _FAULT = 16  # bytes before the address of the fault in what Linux tells a handler, on x86 and ARM of 64 bits
 _ZEROS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED: in the place of what is there
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _WITH_ADDRESS = 0x4  # SA_SIGINFO of Linux: a handler is told the address
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+class _State(Struct):
+    """State of the handler."""
+
+    handler: int = place("address of its code")
+    files: int = place("a `_File` for each watched file; one without addresses is the end")
+    former: int = place("address of the former action")
+    page: int = place("bytes of a page")
+
+
+class _File(Struct):
+    """A file that is watched."""
+
+    first: int = place("address of its first byte")
+    end: int = place("address behind its last one")
+    flag: int = place("address of what becomes 1 when a part is lost")
 
 
 class _Action(ctypes.Structure):
@@ -49,12 +64,12 @@ class LostPages:
         self._lock = threading.Lock()
         self._flags: dict[tuple[int, int], ctypes.c_int64] = {}  # by first address and end
         self._former = _Action()
-        self._tables = [(ctypes.c_int64 * _FILE_SIZE)()] * 2  # the present one, and one that a handler may still read
+        self._tables = [(ctypes.c_int64 * _File.size)()] * 2  # the present one, and one that a handler may still read
         addresses = (ctypes.addressof(one) for one in (self._tables[0], self._former))
-        self._state = (ctypes.c_int64 * _STATE_SIZE)(0, *addresses, mmap.PAGESIZE)
+        self._state = (ctypes.c_int64 * _State.size)(0, *addresses, mmap.PAGESIZE)
         self._code = ObjectCode("lost_pages", _install)
         ctypes.CFUNCTYPE(None, ctypes.c_int64)(self._code.address)(ctypes.addressof(self._state))
-        action = _Action(handler=self._state[_HANDLER], flags=_WITH_ADDRESS)
+        action = _Action(handler=self._state[_State.handler], flags=_WITH_ADDRESS)
         change = ctypes.CDLL(None, use_errno=True).sigaction
         if change(int(signal.SIGBUS), ctypes.byref(action), ctypes.byref(self._former)):
             raise OSError(ctypes.get_errno(), "no handler for lost pages of files can be set")
@@ -74,11 +89,11 @@ class LostPages:
             self._tell()
 
     def _tell(self) -> None:
-        table = (ctypes.c_int64 * (_FILE_SIZE * (len(self._flags) + 1)))()
+        table = (ctypes.c_int64 * (_File.size * (len(self._flags) + 1)))()
         for i, ((first, end), flag) in enumerate(self._flags.items()):
-            table[_FILE_SIZE * i : _FILE_SIZE * (i + 1)] = [first, end, ctypes.addressof(flag)]
+            table[_File.size * i : _File.size * (i + 1)] = [first, end, ctypes.addressof(flag)]
         self._tables = [table, self._tables[0]]
-        self._state[_FILES] = ctypes.addressof(table)
+        self._state[_State.files] = ctypes.addressof(table)
 
 
 @functools.cache
@@ -112,20 +127,20 @@ def _act_as_before(builder: Builder, former: Value) -> None:
 
 
 @compiled
-def _on_bus_error(number: int, told: int, context: int) -> None:
+def _on_bus_error(number: int, fault: int, context: int) -> None:
     """Put zeros in the place of what a file has lost; at other addresses what was done before happens at once."""
-    address = load_int(told + _FAULT)
-    entry = _state(_FILES)
-    while load_int(entry + 8 * _FIRST):
-        end = load_int(entry + 8 * _END)
-        if address < load_int(entry + 8 * _FIRST) or address >= end:
-            entry += 8 * _FILE_SIZE
+    address = load_int(fault + _FAULT)
+    file = _state(_State.files)
+    while load_int(file + 8 * _File.first):
+        end = load_int(file + 8 * _File.end)
+        if address < load_int(file + 8 * _File.first) or address >= end:
+            file += 8 * _File.size
             continue
-        page = address - address % _state(_PAGE)
-        _raise_flag(load_int(entry + 8 * _FLAG))
+        page = address - address % _state(_State.page)
+        _raise_flag(load_int(file + 8 * _File.flag))
         _map_zeros(page, end - page)
         return
-    _act_as_before(_state(_FORMER))
+    _act_as_before(_state(_State.former))
 
 
 def _install(builder: Builder, state: Value) -> None:

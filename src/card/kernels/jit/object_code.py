@@ -7,7 +7,6 @@ out: they were measured to gain nothing and to take more than half of the time. 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import gc
 import hashlib
@@ -17,6 +16,7 @@ from typing import Any
 
 from llvmlite import binding, ir
 
+from card.machine.file_locks import alone_at, is_held
 from card.machine.folders import cache_folder, is_safe_folder, make_private, read_kept, write_kept
 from card.machine.processor import kernel_kind, llvm_target
 
@@ -53,11 +53,8 @@ def is_made_elsewhere(name: str) -> bool:
     """Return whether another process compiles a function at this moment, so that this one may do something else."""
     file = _file_of(name)
     if file is not None:
-        with contextlib.suppress(OSError), file.with_suffix(".lock").open("rb") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        with contextlib.suppress(OSError):
+            return is_held(file.with_suffix(".lock"))
     return False
 
 
@@ -183,8 +180,7 @@ def _alone_at(file: Path | None) -> Iterator[None]:
         if file is not None:
             with contextlib.suppress(OSError):  # then both make it
                 make_private(file.parent)
-                lock = stack.enter_context(file.with_suffix(".lock").open("w"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                stack.enter_context(alone_at(file.with_suffix(".lock")))
         yield
 
 

@@ -5,21 +5,13 @@ Weights become bytes here too, once while a model is loaded.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from llvmlite import ir
 
 from card.kernels.jit.object_code import Builder, Value
-from card.kernels.jit.tables import (
-    AS_BYTES,
-    AS_FLOATS,
-    BIASES,
-    CHANNEL_SCALES,
-    MULTIPLIER,
-    PANEL_BYTES,
-    PANELS,
-    TAKES,
-    entry,
-)
+from card.kernels.jit.tables import AS_BYTES, AS_FLOATS, LinearEntry
 from card.kernels.jit.tiles import MOST_ROWS, PANEL, multiply
 from card.kernels.jit.vectors import (
     FLOATS,
@@ -192,6 +184,22 @@ def centre(x: int, out: int, width: int, padded: int) -> None:
         store_float(out + at, ZERO)
 
 
+class Activations(NamedTuple):
+    """Addresses of rows as products take them; behind the sums lie the rows as floats."""
+
+    numbers: int  # their bytes
+    scales: int
+    sums: int
+
+
+class Output(NamedTuple):
+    """Floats that products are written to, or added to."""
+
+    at: int
+    row_bytes: int
+    adds: int  # 1: to what is there
+
+
 @compiled
 def tile_size(num_rows: int, first: int) -> int:
     """Return how many rows the tile that starts at a row has: as few tiles as can be, of nearly one size."""
@@ -226,26 +234,26 @@ def room_behind(sums: int, num_rows: int, num_groups: int) -> int:
 
 @compiled
 def prepare_group(
-    takes: int, x: int, before: int, row: int, rows_of_tile: int, numbers: int, scales: int, sums: int, floats: int
-) -> None:  # fmt: skip
+    takes: int, x: int, before: int, row: int, rows_of_tile: int, inputs: Activations, floats: int
+) -> None:
     """Make a group of a row's activations what a product takes: bytes, floats, or both.
 
     Args:
         before: how many groups of rows lie before those that the tile has of this group.
         row: its place in the tile.
-        numbers, scales, sums, floats: addresses of all tiles' bytes, scales and so on.
+        inputs, floats: addresses of all tiles' bytes, scales and so on.
     """
     if takes & AS_BYTES:
-        scale, sum_of_row = scales + 4 * (before + row), sums + SUMS_BYTES * before + 4 * row
-        quantize_group(x, numbers + GROUP * (before + row), scale, sum_of_row, 4 * rows_of_tile)
+        scale, sum_of_row = inputs.scales + 4 * (before + row), inputs.sums + SUMS_BYTES * before + 4 * row
+        quantize_group(x, inputs.numbers + GROUP * (before + row), scale, sum_of_row, 4 * rows_of_tile)
     if takes & AS_FLOATS:
         copy_group(x, floats + 4 * GROUP * before + 4 * LANES * row, 4 * LANES * rows_of_tile)
 
 
 @entered
 def prepare_rows(
-    takes: int, x: int, x_bytes: int, num_rows: int, width: int, norm: int, centres: int, num_groups: int, eps: float,
-    numbers: int, scales: int, sums: int, chosen: int,
+    takes: int, x: int, x_bytes: int, num_rows: int, width: int, norm: int, centres: int, num_groups: int,
+    eps: float, inputs: Activations, chosen: int,
 ) -> None:  # fmt: skip
     """Make rows what products take, tile after tile; behind ``sums`` is room for them as floats, and for one more.
 
@@ -255,7 +263,7 @@ def prepare_rows(
         centres: the norm subtracts the mean first.
         chosen: address of the rows' indices; 0 for all rows in their order.
     """
-    as_floats = floats_behind(sums, num_rows, num_groups)
+    as_floats = floats_behind(inputs.sums, num_rows, num_groups)
     room = as_floats + 4 * GROUP * num_rows * num_groups
     first = 0
     while first < num_rows:
@@ -270,34 +278,32 @@ def prepare_rows(
                 source = room
             for group in range(num_groups):
                 prepare_group(
-                    takes, source + 4 * GROUP * group, first * num_groups + group * size, row, size, numbers, scales,
-                    sums, as_floats,
-                )  # fmt: skip
+                    takes, source + 4 * GROUP * group, first * num_groups + group * size, row, size, inputs, as_floats
+                )
         first += size
 
 
 @compiled
 def multiply_tile(
-    linear: int, num_rows: int, first: int, size: int, start: int, stop: int, numbers: int, scales: int, sums: int,
-    num_groups: int, out: int, out_bytes: int, adds: int,
+    linear: LinearEntry, num_rows: int, first: int, size: int, start: int, stop: int, inputs: Activations,
+    num_groups: int, out: Output,
 ) -> None:  # fmt: skip
     """Multiply the tile of ``size`` rows from ``first`` on by panels ``start`` to ``stop`` of a linear layer."""
     before = first * num_groups
-    its = numbers + GROUP * before
-    if entry(linear, TAKES) == AS_FLOATS:
-        its = floats_behind(sums, num_rows, num_groups) + 4 * GROUP * before
+    x = inputs.numbers + GROUP * before
+    if linear.takes == AS_FLOATS:
+        x = floats_behind(inputs.sums, num_rows, num_groups) + 4 * GROUP * before
     multiply(
-        entry(linear, MULTIPLIER), size, start, stop, entry(linear, PANELS), entry(linear, PANEL_BYTES), its,
-        scales + 4 * before, sums + SUMS_BYTES * before, num_groups, entry(linear, CHANNEL_SCALES),
-        entry(linear, BIASES), out, out_bytes, adds,
+        linear.multiplier, size, start, stop, linear.panels, linear.panel_bytes, x,
+        inputs.scales + 4 * before, inputs.sums + SUMS_BYTES * before, num_groups, linear.channel_scales,
+        linear.biases, out.at, out.row_bytes, out.adds,
     )  # fmt: skip
 
 
 @entered
 def project(
-    linear: int, num_rows: int, start: int, stop: int, numbers: int, scales: int, sums: int, num_groups: int, out: int,
-    out_bytes: int, adds: int,
-) -> None:  # fmt: skip
+    linear: LinearEntry, num_rows: int, start: int, stop: int, inputs: Activations, num_groups: int, out: Output
+) -> None:
     """Multiply all rows by panels ``start`` to ``stop`` of the linear layer whose entry is given."""
     at = start
     while at < stop:
@@ -307,8 +313,8 @@ def project(
         while first < num_rows:
             size = tile_size(num_rows, first)
             multiply_tile(
-                linear, num_rows, first, size, at, end, numbers, scales, sums, num_groups, out + first * out_bytes,
-                out_bytes, adds,
+                linear, num_rows, first, size, at, end, inputs, num_groups,
+                Output(out.at + first * out.row_bytes, out.row_bytes, out.adds),
             )  # fmt: skip
             first += size
         at = end
@@ -333,9 +339,7 @@ def load_weights(source: int, index: int, is_bfloat16: int) -> Floats:
 
 
 @entered
-def pack(
-    source: int, is_bfloat16: int, num_out: int, num_in: int, panels: int, panel_bytes: int, scales: int
-) -> None:  # fmt: skip
+def pack(source: int, is_bfloat16: int, num_out: int, num_in: int, panels: int, panel_bytes: int, scales: int) -> None:
     """Write the bytes and the scales of a weight; padding must be there already.
 
     Args:
@@ -344,14 +348,14 @@ def pack(
         scales: address of a float32 for each channel.
     """
     for row in range(num_out):
-        its = source + row * num_in * (2 if is_bfloat16 else 4)
+        weights = source + row * num_in * (2 if is_bfloat16 else 4)
         most = fill(ZERO)
         for index in range(0, num_in, LANES):
-            most = larger_size(most, load_weights(its, index, is_bfloat16))
+            most = larger_size(most, load_weights(weights, index, is_bfloat16))
         scale = max(largest_size(most) / _LARGEST, _LEAST_SCALE)
         store_float(scales + 4 * row, scale)
         factor = fill(ONE / scale)
         place = panels + row // PANEL * panel_bytes + 4 * (row % PANEL)
         for index in range(0, num_in, LANES):
-            whole = rounded(times(load_weights(its, index, is_bfloat16), factor))
+            whole = rounded(times(load_weights(weights, index, is_bfloat16), factor))
             store_weights(place + _FOUR * (index // 4), whole)

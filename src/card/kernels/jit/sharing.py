@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from card.kernels.jit import tables as t
-from card.kernels.jit.tables import entry
+from typing import NamedTuple
+
+from card.kernels.jit.tables import PassTable
 from card.kernels.jit.tiles import MOST_ROWS
 from card.kernels.jit.vectors import arrive, compiled, let_others_run, look, pause
 
 PATIENCE = 2000  # looks at the others before the core is given away
 _MANY_ROWS = 2 * MOST_ROWS  # for each thread: from here on rows are shared out
+
+
+class Work(NamedTuple):
+    """Rows that threads share out, and which part of their channels is one thread's."""
+
+    first_row: int
+    num_rows: int
+    part: int
+    parts: int
 
 
 @compiled
@@ -34,12 +44,12 @@ def share(count: int, thread: int, num_threads: int) -> int:
 
 
 @compiled
-def shares_rows(table: int) -> int:
+def shares_rows(table: PassTable) -> int:
     """Return whether each thread has rows of its own."""
-    return int(entry(table, t.ROWS) >= _MANY_ROWS * entry(table, t.THREADS))
+    return int(table.num_rows >= _MANY_ROWS * table.num_threads)
 
 
 @compiled
-def holder(table: int, row: int) -> int:
+def holder(table: PassTable, row: int) -> int:
     """Return the thread whose own row this is, where rows are shared out."""
-    return ((row + 1) * entry(table, t.THREADS) - 1) // entry(table, t.ROWS)
+    return ((row + 1) * table.num_threads - 1) // table.num_rows

@@ -15,10 +15,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from card.kernels.jit import tables as t
 from card.kernels.jit.passes import run
 from card.kernels.jit.sharing import PATIENCE
-from card.kernels.jit.tables import entry
+from card.kernels.jit.tables import PassTable
 from card.kernels.jit.vectors import arrive, entered, let_others_run, load_int, look, pause, store_int
 from card.kernels.jit.waking import NUM_CALLS, NUM_GROUPS, WAKE_SIZE, change_and_wake, prepare_wake, sleep_until_changed
 
@@ -41,9 +40,9 @@ def prepare_team(team: int) -> None:
 
 
 @entered
-def lead(code: int, team: int, table: int) -> None:
+def lead(code: int, team: int, table: PassTable) -> None:
     """Do a pass with the threads of a team, this one among them; ``code``: where `run` lies."""
-    threads = entry(table, t.THREADS)
+    threads = table.num_threads
     store_int(team + 8 * _DONE, 0)
     store_int(team + 8 * _BARRIER, 0)
     if threads > 1:
@@ -97,11 +96,11 @@ class ThreadTeam:
 
     def run(self, table: Any) -> None:
         """Do the pass that a table describes, an array of `ctypes.c_int64` whose addresses stay valid meanwhile."""
-        while self._num_helpers < table[t.THREADS] - 1:
+        while self._num_helpers < table[PassTable.num_threads] - 1:
             threading.Thread(target=_serve, args=(self._words, self._indices), daemon=True).start()
             self._num_helpers += 1  # only once the thread runs: otherwise a pass would wait for it
-        table[t.BARRIER] = self._address + 8 * _BARRIER
-        lead(_PASS_CODE, self._address, ctypes.addressof(table))
+        table[PassTable.barrier] = self._address + 8 * _BARRIER
+        lead(_PASS_CODE, self._address, PassTable(ctypes.addressof(table)))
 
 
 def _serve(words: Any, indices: Iterator[int]) -> None:

@@ -107,39 +107,43 @@ class _Arguments:
     adds: Value
 
 
-def _write_tile(builder: Builder, form: Format, num_rows: int, num_panels: int, panel: Value, of: _Arguments) -> None:
+def _write_tile(
+    builder: Builder, form: Format, num_rows: int, num_panels: int, panel: Value, arguments: _Arguments
+) -> None:
     """Write the loop over the groups of panels ``panel`` and following, and what is done with its sums."""
-    first = builder.add(of.panels, builder.mul(panel, of.panel_bytes))
-    panels = [builder.add(first, builder.mul(of.panel_bytes, ir.Constant(_I64, i))) for i in range(num_panels)]
+    first = builder.add(arguments.panels, builder.mul(panel, arguments.panel_bytes))
+    panels = [builder.add(first, builder.mul(arguments.panel_bytes, ir.Constant(_I64, i))) for i in range(num_panels)]
     channels = builder.mul(panel, ir.Constant(_I64, 4 * PANEL))
     zero = splat(FLOATS, 0.0)
-    index, carried, end = loop(builder, of.num_groups, [zero] * (num_rows * num_panels))
+    index, carried, end = loop(builder, arguments.num_groups, [zero] * (num_rows * num_panels))
     rows_before = builder.mul(index, ir.Constant(_I64, num_rows))
     group = Group(
         index,
-        of.num_groups,
+        arguments.num_groups,
         panels,
-        builder.add(of.numbers, builder.mul(rows_before, ir.Constant(_I64, GROUP * form.number_bytes))),
-        builder.add(of.scales, builder.mul(rows_before, ir.Constant(_I64, 4))),
-        builder.add(of.sums, builder.mul(rows_before, ir.Constant(_I64, SUMS_BYTES))),
+        builder.add(arguments.numbers, builder.mul(rows_before, ir.Constant(_I64, GROUP * form.number_bytes))),
+        builder.add(arguments.scales, builder.mul(rows_before, ir.Constant(_I64, 4))),
+        builder.add(arguments.sums, builder.mul(rows_before, ir.Constant(_I64, SUMS_BYTES))),
     )
     sums = [carried[row * num_panels : (row + 1) * num_panels] for row in range(num_rows)]
     new = form.add_group(builder, num_rows, group, sums)
     end([value for row in new for value in row])
-    is_added = builder.icmp_signed("!=", of.adds, ir.Constant(_I64, 0))
+    is_added = builder.icmp_signed("!=", arguments.adds, ir.Constant(_I64, 0))
     for i in range(num_panels):
         at = moved(builder, channels, 4 * PANEL * i)
-        scale = read(builder, builder.add(of.channel_scales, at), FLOATS)
-        bias = read(builder, builder.add(of.biases, at), FLOATS)
+        scale = read(builder, builder.add(arguments.channel_scales, at), FLOATS)
+        bias = read(builder, builder.add(arguments.biases, at), FLOATS)
         for row in range(num_rows):
-            place = builder.add(builder.add(of.out, builder.mul(of.out_bytes, ir.Constant(_I64, row))), at)
+            place = builder.add(
+                builder.add(arguments.out, builder.mul(arguments.out_bytes, ir.Constant(_I64, row))), at
+            )
             value = fma_of(builder, new[row][i], scale, bias)
             value = builder.select(is_added, builder.fadd(value, read(builder, place, FLOATS)), value)
             write(builder, value, place)
 
 
 def _write_panels(
-    builder: Builder, form: Format, num_rows: int, num_panels: int, start: Value, stop: Value, of: _Arguments
+    builder: Builder, form: Format, num_rows: int, num_panels: int, start: Value, stop: Value, arguments: _Arguments
 ) -> Value:
     """Write a loop over whole tiles of panels; return the first panel that is left."""
     before = builder.block
@@ -151,7 +155,7 @@ def _write_panels(
     following = builder.add(index, ir.Constant(_I64, num_panels))
     builder.cbranch(builder.icmp_signed("<=", following, stop), body, after)
     builder.position_at_end(body)
-    _write_tile(builder, form, num_rows, num_panels, index, of)
+    _write_tile(builder, form, num_rows, num_panels, index, arguments)
     index.add_incoming(following, builder.block)
     builder.branch(test)
     builder.position_at_end(after)
@@ -167,7 +171,7 @@ def multiplier_of(name: str, form: Format) -> ObjectCode:
     def write_branches(builder: Builder, arguments: Value) -> None:
         values = [read(builder, moved(builder, arguments, 8 * i), _I64) for i in range(_ARGUMENTS)]
         num_rows, start, stop, *others = values
-        of = _Arguments(*others)
+        arguments = _Arguments(*others)
         done = builder.append_basic_block("multiplied")
         switch = builder.switch(num_rows, done)
         for rows in range(1, MOST_ROWS + 1):
@@ -177,7 +181,7 @@ def multiplier_of(name: str, form: Format) -> ObjectCode:
             left = start
             form.begin(builder, rows)
             for num_panels in sorted({form.panels_of(rows), 1}, reverse=True):
-                left = _write_panels(builder, form, rows, num_panels, left, stop, of)
+                left = _write_panels(builder, form, rows, num_panels, left, stop, arguments)
             form.end(builder, rows)
             builder.branch(done)
         builder.position_at_end(done)

@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 
 from llvmlite import ir
 
-from card.kernels.jit.functions import Apart, Entered, Function, Operation
+from card.kernels.jit.functions import Apart, Entered, Function, loading
+from card.kernels.jit.instructions import Operation
 from card.kernels.jit.object_code import Builder, Value
 from card.machine.processor import is_arm
 
@@ -55,6 +56,10 @@ def entered(function: F) -> F:
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], Any]:
     """Return what makes an operation of a function that writes its instructions: (builder, *values) to a value."""
     return lambda instructions: Operation(instructions, result, arguments)
+
+
+# What is at an address: 16 floats, one, or a 64-bit integer.
+load, load_float, load_int = (cast(Any, loading(kind)) for kind in (FLOATS, FLOAT, INT))
 
 
 def call(builder: Builder, name: str, result: Any, *values: Value) -> Value:
@@ -181,28 +186,10 @@ def _size(builder: Builder, x: Value) -> Value:
     return call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, x)
 
 
-@operation(FLOATS, INT)
-def load(builder: Builder, address: Value) -> Value:
-    """Return 16 floats."""
-    return read(builder, address, FLOATS)
-
-
-@operation(FLOAT, INT)
-def load_float(builder: Builder, address: Value) -> Value:
-    """Return one float."""
-    return read(builder, address, _F32)
-
-
 @operation(VOID, INT, FLOAT)
 def store_float(builder: Builder, address: Value, x: Value) -> None:
     """Store one float."""
     write(builder, x, address)
-
-
-@operation(INT, INT)
-def load_int(builder: Builder, address: Value) -> Value:
-    """Return one 64-bit integer."""
-    return read(builder, address, _I64)
 
 
 @operation(VOID, INT, INT)

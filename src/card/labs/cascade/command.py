@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from card.assembly.plan import DEFAULT_MODEL_LEN
-from card.cli.chosen_models import resolve_models
-from card.cli.files import read_prompts, read_records
-from card.cli.starting import spinner
-from card.cli.tables import table
+from card.cli.parts.chosen_models import resolve_models
+from card.cli.parts.files import read_prompts, read_records
+from card.cli.parts.starting import spinner
+from card.cli.parts.tables import table
 from card.errors import PromptError, SettingsError
 from card.labs.cascade.examples import Beginning, PromptLoss, SolvedProblem, draw_example_sets
 from card.labs.cascade.search import CascadeChoice, cascade_argmin

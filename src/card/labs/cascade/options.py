@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from card.cli.help import command
-from card.cli.options import counted, file_option, json_option, options_of, pair_options, with_options
-from card.cli.starting import run
+from card.cli.parts.command import command
+from card.cli.parts.options import counted, file_option, json_option, options_of, pair_options, with_options
+from card.cli.parts.starting import run
 from card.config import EngineSettings
 
 
@@ -20,7 +20,7 @@ from card.config import EngineSettings
 @counted("--held-out", default=8, words="Judging problems.")
 @click.option("--regret", is_flag=True, help="Measure the loss.")
 @counted("--seed", default=0, least=0, words="Same seed, same sets.")
-@counted("--threads", words="CPU threads.  [default: torch's choice]")
+@counted("--threads", words="CPU threads.  [default: torch's choice]", section="Machine")
 @pair_options
 @with_options(*options_of(EngineSettings, "dtype device", is_filled=True))
 @json_option

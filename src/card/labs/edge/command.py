@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.starting import Say
-from card.cli.tables import show, table
+from card.cli.parts.starting import Say
+from card.cli.parts.tables import show, table
 from card.errors import PlanError
 from card.labs.edge.figures import Figure, measured_figures
 from card.labs.edge.scenario import check_scenario, draw_scenario, load_scenario

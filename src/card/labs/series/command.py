@@ -10,9 +10,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from card.cli.files import check_can_write
-from card.cli.starting import load
-from card.cli.tables import progress_bar, table
+from card.cli.parts.files import check_can_write
+from card.cli.parts.starting import load
+from card.cli.parts.tables import progress_bar, table
 from card.errors import SettingsError
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.driver import say, stepping

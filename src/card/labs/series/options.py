@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from card.cli.files import OutputPath
-from card.cli.help import command
-from card.cli.options import counted, file_option
-from card.cli.starting import run
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath
+from card.cli.parts.options import counted, file_option
+from card.cli.parts.starting import run
 
 _MODES = ("exact", "redraw", "averaged", "adaptive", "tolerance")  # of card.labs.series.verify, which imports torch
 

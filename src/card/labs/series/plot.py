@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from card.cli.files import writing
+from card.cli.parts.files import writing
 from card.errors import SettingsError
 from card.labs.series.data import Values
 from card.machine.packages import install_command

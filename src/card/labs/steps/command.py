@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from card.api.llm import LLM
-from card.cli.chosen_models import resolve_models
-from card.cli.options import given
-from card.cli.remarks import remark
-from card.cli.starting import spinner
+from card.cli.parts.chosen_models import resolve_models
+from card.cli.parts.options import given
+from card.cli.parts.remarks import remark
+from card.cli.parts.starting import spinner
 from card.config import SamplingParams
 from card.errors import SettingsError
 from card.labs.steps.arbitrage import Arbitrage, SteppedOutput, check_params

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from card.cli.files import OutputPath
-from card.cli.help import command
-from card.cli.options import MOST_RECORDED_TOKENS, counted, file_option, option_of, pair_options
-from card.cli.starting import run
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath
+from card.cli.parts.options import MOST_RECORDED_TOKENS, counted, file_option, option_of, pair_options
+from card.cli.parts.starting import run
 from card.config import EngineSettings, SamplingParams
 
 

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from card.cli.files import read_records
-from card.cli.tables import progress_bar
+from card.cli.parts.files import read_records
+from card.cli.parts.tables import progress_bar
 from card.errors import PromptError
 from card.family.learning.driver import check_out, say, stepping
 from card.labs.steps.command import open_pair

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from dataclasses import replace
 from importlib import import_module
 
 from card.models.architectures.architecture import Architecture
@@ -16,10 +17,10 @@ def _names() -> list[str]:
 
 def find_architecture(model_type: object) -> Architecture | None:
     """Return the entry of a ``model_type``; None if there is none."""
-    if model_type not in _names():
+    if not isinstance(model_type, str) or model_type not in _names():
         return None
     entry: Architecture = import_module(f"{__name__}.{model_type}").ARCHITECTURE
-    return entry
+    return replace(entry, model_type=model_type)
 
 
 def all_architectures() -> list[Architecture]:

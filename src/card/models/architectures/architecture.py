@@ -14,8 +14,9 @@ import numpy as np
 from card.errors import ModelError
 from card.kernels.number_types import Dtype
 from card.kernels.rotation import PROPORTIONAL
-from card.models.decoder_config import DecoderConfig
-from card.models.layer_shape import LayerShape, Mixer, stated_shape
+from card.models.decoder_config import ConfigFields, ConfigRule, DecoderConfig, fields_of
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule, LayerShape, Mixer, stated_shape
 
 Size = Literal[
     "hidden", "inner", "queries", "keys", "head", "heads", "qkv", "gate_up", "conv_in", "taps", "experts", "expert",
@@ -124,29 +125,17 @@ def expert_parts(block: str = "mlp", router: str = "gate") -> dict[ExpertPlace, 
     }
 
 
-SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
-    "shared_gate": Part("mlp.shared_expert.gate_proj", "ffn_gate_shexp", ("shared", "hidden")),
-    "shared_up": Part("mlp.shared_expert.up_proj", "ffn_up_shexp", ("shared", "hidden")),
-    "shared_down": Part("mlp.shared_expert.down_proj", "ffn_down_shexp", ("hidden", "shared")),
-    "shared_score": Part("mlp.shared_expert_gate", "ffn_gate_inp_shexp", ("one", "hidden")),
-}
-
-
 def has_shared_expert(shape: LayerShape) -> bool:
     """Return whether a layer has an expert that all rows take."""
     return shape.experts is not None and shape.experts.shared_width > 0
 
 
-# That of other families, which rows take as it is.
-PLAIN_SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
-    "shared_gate": Part("mlp.shared_experts.gate_proj", "ffn_gate_shexp", ("shared", "hidden"), only=has_shared_expert),
-    "shared_up": Part("mlp.shared_experts.up_proj", "ffn_up_shexp", ("shared", "hidden"), only=has_shared_expert),
-    "shared_down": Part("mlp.shared_experts.down_proj", "ffn_down_shexp", ("hidden", "shared"), only=has_shared_expert),
-}
+def expert_biases(name: str, *shape: Size) -> dict[VectorPlace, Part]:
+    """Return the vector that is added to scores for the choice of experts, by transformers' name of it."""
+    return {"expert_biases": Part(name, "exp_probs_b.bias", shape or ("experts",), only=_chooses_by_biases)}
 
 
-def chooses_by_biases(shape: LayerShape) -> bool:
-    """Return whether a layer's experts are chosen by scores to which something is added."""
+def _chooses_by_biases(shape: LayerShape) -> bool:
     return shape.experts is not None and shape.experts.has_biases
 
 
@@ -158,7 +147,8 @@ class Architecture:
     """An entry of the table. Fields of the config are named: each model has values of its own."""
 
     model_class: str  # transformers'
-    config_class: type[DecoderConfig]
+    model_type: str = ""  # its own, by which it is found
+    config: ConfigRule = field(default_factory=ConfigRule)
     outer_type: str | None = None  # the ``model_type`` of multimodal models whose text model is one of these
     biases: Mapping[Biased, str | Literal[True]] = field(default_factory=dict)  # by a field of the config, or always
     scales: Mapping[Scale, str | Callable[[Any], float]] = field(default_factory=dict)
@@ -188,7 +178,8 @@ class Architecture:
     activation: str | None = "hidden_act"  # the field that names the gate's; None: it is silu
     clamps_gate: bool = False  # the gate and what it is times are bounded, as in gpt-oss
     has_windows: bool = False  # the config may give layers a sliding window
-    shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number
+    shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number, without experts
+    experts: ExpertRule | None = None
     turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
     turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
     scales_bases: bool = False  # the config may have the base of its angles times a power of a factor (alpha)
@@ -196,27 +187,17 @@ class Architecture:
     query_growth: str | None = None  # the setting of the angles by which queries grow in long texts
     gives_angles_once: bool = False  # transformers' module gives each angle for one of the channels that turn by it
     turns_parts: bool = False  # the config may leave the last channels of each head as they are
-    gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
-    gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
-    gguf_sizes: Mapping[str, str] = field(default_factory=dict)  # whole numbers that files state, by the config's field
-    gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
-    """Fields that its files do not state and llama.cpp takes for granted, by the others."""
-    gguf_layers: Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
-        lambda facts, tensors, config: {}
-    )
-    """Fields about unequal layers, by a file's facts, its tensors by their names, and the other fields."""
-    gguf_keys: tuple[str, ...] = ()  # what it reads of the facts, besides what all files have
-    gguf_experts: Mapping[str, str] = field(default_factory=dict)  # keys of numbers of experts, by fields of the config
-    gguf_has_sigmoids: bool = False  # routers of its files give sigmoids
-    gguf_expert_scale: str | None = None  # the config's field for the factor of weights that files may state
-    gguf_period: int = 0  # each so-manieth layer attends, unless files say otherwise; 0: those with KV heads do
-    gguf_also: str | None = None  # another name, of whose files some are its own
-    gguf_linears: tuple[Part, ...] | None = None  # linear layers as its files have them; None: they are alike
-    gguf_expert_parts: Mapping[ExpertPlace, Part] | None = None  # likewise
-    gguf_joins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # which parts of these one here is made of
-    gguf_is_tiled: bool = False  # in its files, value heads that share a key are apart
-    gguf_ignored: frozenset[str] = frozenset()  # further keys that change nothing for text
+    gguf: GgufMap = field(default_factory=GgufMap)
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
+
+    @property
+    def config_fields(self) -> ConfigFields:
+        """The fields of its configs."""
+        return fields_of(self.model_type, self.config.defaults)
+
+    def make_config(self, **stated: Any) -> DecoderConfig:
+        """Return a config from what is stated. Raises: as `DecoderConfig` does."""
+        return DecoderConfig(self.model_type, self.config, **stated)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -230,15 +211,23 @@ class Architecture:
         return tuple(part for part in found if shape.mlp_width or not _OF_MLP.intersection(part.shape))
 
     @property
-    def gguf_names(self) -> tuple[str, ...]:
-        """llama.cpp's names of what its files may be named after."""
-        return tuple(name for name in (self.gguf_name, self.gguf_also) if name is not None)
+    def gguf_experts(self) -> dict[str, str]:
+        """llama.cpp's keys of numbers of experts, by fields of the config."""
+        return {} if self.experts is None else self.experts.gguf_keys
+
+    @property
+    def gguf_numbers(self) -> dict[str, str]:
+        """llama.cpp's keys of whole numbers that its files state, by fields of the config."""
+        first = None if self.experts is None else self.experts.first
+        return {**self.gguf.sizes, **({} if first is None else {first: "leading_dense_block_count"})}
 
     @property
     def in_files(self) -> "Architecture":
         """The architecture in terms of its GGUF files, for models whose blocks stay as they are."""
-        linears, experts = self.gguf_linears or self.linears, self.gguf_expert_parts or self.expert_parts
-        return replace(self, linears=linears, expert_parts=experts, gguf_linears=None, gguf_expert_parts=None)
+        linears, experts = self.gguf.linears or self.linears, self.gguf.expert_parts or self.expert_parts
+        return replace(
+            self, linears=linears, expert_parts=experts, gguf=replace(self.gguf, linears=None, expert_parts=None)
+        )
 
     def as_stored(self, names: Iterable[str]) -> "Architecture":
         """Return the architecture in terms of a GGUF file that has tensors, or weights, of these names.
@@ -252,7 +241,7 @@ class Architecture:
             return any(f".{name}." in found for part in alone for name in (part.name, part.gguf_name))
 
         is_whole = has_some(self.linears, apart.linears) and not has_some(apart.linears, self.linears)
-        return replace(self, gguf_linears=None) if is_whole else apart
+        return replace(self, gguf=replace(self.gguf, linears=None)) if is_whole else apart
 
     def linears_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers of a layer, but for those of its experts and of a token's own numbers."""
@@ -307,7 +296,8 @@ class Architecture:
 
     def layer_shape(self, config: Any, layer: int) -> LayerShape:
         """Return the shape of a layer."""
-        return self.shapes(config, layer)
+        shape = self.shapes(config, layer)
+        return shape if self.experts is None else self.experts.of_layer(shape, config, layer)
 
     def scale(self, name: Scale, config: Any, usual: float = 1.0) -> float:
         """Return a factor, or what the logits are divided by; ``usual`` if the entry states none."""

@@ -4,39 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from card.models.architectures.architecture import Architecture, NormPlace, Part
-from card.models.decoder_config import DecoderConfig
+from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 from card.models.layer_shape import of_layer
-
-
-class Gemma2Fields(DecoderConfig):
-    """Its config. Unless it says otherwise, layers with a window come first and in turns."""
-
-    model_type = "gemma2"
-    vocab_size: int = 256000
-    hidden_size: int = 2304
-    intermediate_size: int | list[int] = 9216
-    num_hidden_layers: int = 26
-    num_attention_heads: int | list[int] = 8
-    num_key_value_heads: int | list[int] = 4
-    head_dim: int | list[int] = 256
-    hidden_activation: str = "gelu_pytorch_tanh"
-    max_position_embeddings: int = 8192
-    pad_token_id: int | None = 0
-    eos_token_id: int | list[int] | None = 1
-    bos_token_id: int | None = 2
-    tie_word_embeddings: bool = True
-    attention_bias: bool = False
-    query_pre_attn_scalar: int = 256
-    sliding_window: int | None = 4096
-    final_logit_softcapping: float | None = 30.0
-    attn_logit_softcapping: float | None = 50.0
-    use_bidirectional_attention: bool | None = None
-
-    def __post_init__(self, **others: Any) -> None:
-        """Write the kind of each layer out."""
-        self.give_windows(2)
-        super().__post_init__(**others)
-
 
 NORMS: Mapping[NormPlace, Part] = {
     "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),
@@ -68,7 +38,7 @@ def gguf_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 ARCHITECTURE = Architecture(
     model_class="Gemma2ForCausalLM",
-    config_class=Gemma2Fields,
+    config=ConfigRule(window_period=2),
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     scales={"attention": query_scale, "embedding": embedding_scale},
     caps={"attention": "attn_logit_softcapping", "logits": "final_logit_softcapping"},
@@ -76,6 +46,5 @@ ARCHITECTURE = Architecture(
     norm_offset=1.0,
     activation="hidden_activation",
     has_windows=True,
-    gguf_name="gemma2",
-    gguf_fields=gguf_fields,
+    gguf=GgufMap(name="gemma2", fields=gguf_fields),
 )

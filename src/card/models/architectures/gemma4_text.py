@@ -7,78 +7,51 @@ from typing import Any
 from card.kernels.rotation import PROPORTIONAL
 from card.models.architectures.architecture import HEAD_NORMS, LINEARS, Architecture, Part
 from card.models.architectures.gemma2 import NORMS, embedding_scale
-from card.models.decoder_config import DecoderConfig
+from card.models.decoder_config import ConfigRule
 from card.models.files.gguf.header import GgufError
-from card.models.layer_shape import Experts, LayerShape, of_layer
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule, LayerShape, of_layer
 
 _FULL = "full_attention"
 _SHARED = "num_kv_shared_layers"
 _FREQUENCIES = "rope_freqs.weight"  # of layers without a window, in GGUF files
 
 
-class Gemma4Fields(DecoderConfig):
-    """Its config. What layers without a window state otherwise stands in ``per_layer_config``, by their numbers."""
+def _complete(config: Any, others: dict[str, Any]) -> None:
+    """Write the kind of each layer out, and what layers without a window have of their own.
 
-    model_type = "gemma4_text"
-    vocab_size: int = 262_144
-    hidden_size: int = 2304
-    intermediate_size: int = 9216
-    num_hidden_layers: int = 30
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 4
-    head_dim: int = 256
-    hidden_activation: str = "gelu_pytorch_tanh"
-    max_position_embeddings: int = 131_072
-    pad_token_id: int | None = 0
-    eos_token_id: int | list[int] | None = 1
-    bos_token_id: int | None = 2
-    tie_word_embeddings: bool = True
-    attention_bias: bool = False
-    sliding_window: int = 512
-    final_logit_softcapping: float | None = None
-    use_bidirectional_attention: str | None = None
-    vocab_size_per_layer_input: int = 262_144
-    hidden_size_per_layer_input: int = 256
-    attention_k_eq_v: bool = False
-    num_kv_shared_layers: int = 0
-    enable_moe_block: bool = False
-    use_double_wide_mlp: bool = False
-    num_experts: int | None = None
-    top_k_experts: int | None = None
-    moe_intermediate_size: int | None = None
-
-    def __post_init__(self, **others: Any) -> None:
-        """Write the kind of each layer out, and what layers without a window have of their own."""
-        self.give_windows(6)
-        assert self.layer_types is not None
-        self.layer_types[-1] = _FULL
-        if self.rope_parameters is None:
-            self.rope_parameters = {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-                _FULL: {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-            }
-        size, kv_heads = others.pop("global_head_dim", 512), others.pop("num_global_key_value_heads", None)
-        own = {"head_dim": size}
-        if self.attention_k_eq_v and kv_heads is not None:
-            own["num_key_value_heads"] = kv_heads
-        full = {idx: own for idx, kind in enumerate(self.layer_types) if kind == _FULL}
-        self.per_layer_config = self._unlike_others(others.pop("per_layer_config", full))
-        super().__post_init__(**others)
-
-    def convert_rope_params_to_dict(self, **others: Any) -> dict[str, Any]:
-        """Complete the settings of the angles; there are no older fields."""
-        self.standardize_rope_params()
-        return others
-
-    def _unlike_others(self, stated: Mapping[Any, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return what layers state otherwise than all do, as transformers writes it."""
-        found = {
-            int(idx): {name: value for name, value in own.items() if value != getattr(self, name)}
-            for idx, own in stated.items()
+    What they state otherwise stands in ``per_layer_config``, by their numbers.
+    """
+    config.give_windows(6)
+    config.layer_types[-1] = _FULL
+    if config.rope_parameters is None:
+        config.rope_parameters = {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            _FULL: {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
         }
-        found = {idx: own for idx, own in found.items() if own}
-        digits = len(str(max(found, default=0)))
-        return {str(idx).zfill(digits): own for idx, own in found.items()}
+    size, kv_heads = others.pop("global_head_dim", 512), others.pop("num_global_key_value_heads", None)
+    own = {"head_dim": size}
+    if config.attention_k_eq_v and kv_heads is not None:
+        own["num_key_value_heads"] = kv_heads
+    full = {idx: own for idx, kind in enumerate(config.layer_types) if kind == _FULL}
+    config.per_layer_config = _unlike_others(config, others.pop("per_layer_config", full))
+
+
+def _angles(config: Any, others: dict[str, Any]) -> dict[str, Any]:
+    """Complete the settings of the angles; there are no older fields."""
+    config.complete_angles()
+    return others
+
+
+def _unlike_others(config: Any, stated: Mapping[Any, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what layers state otherwise than all do, as transformers writes it."""
+    found = {
+        int(idx): {name: value for name, value in own.items() if value != getattr(config, name)}
+        for idx, own in stated.items()
+    }
+    found = {idx: own for idx, own in found.items() if own}
+    digits = len(str(max(found, default=0)))
+    return {str(idx).zfill(digits): own for idx, own in found.items()}
 
 
 def _of_layer(config: Any, layer: int) -> tuple[int, int]:
@@ -105,15 +78,11 @@ def shape_of(config: Any, layer: int) -> LayerShape:
     kv_heads, size = _of_layer(config, layer)
     source = _kv_source(config, layer)
     is_wide = config.use_double_wide_mlp and source is not None
-    experts = Experts(
-        count=config.num_experts, chosen=config.top_k_experts, width=config.moe_intermediate_size, is_normed=True
-    )
     return LayerShape(
         config.num_attention_heads,
         kv_heads,
         size,
         config.intermediate_size * (2 if is_wide else 1),
-        experts=experts if config.enable_moe_block else None,
         kv_source=source,
         has_values=not (config.attention_k_eq_v and config.layer_types[layer] == _FULL),
         input_width=config.hidden_size_per_layer_input,
@@ -197,7 +166,7 @@ def _mlp_width(stated: int | list[int], num_layers: int, shared: int) -> dict[st
 _QUERY, _KEY, _VALUE, *_OTHERS = LINEARS
 ARCHITECTURE = Architecture(
     model_class="Gemma4ForCausalLM",
-    config_class=Gemma4Fields,
+    config=ConfigRule(angles=_angles, complete=_complete),
     outer_type="gemma4",
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     scales={"attention": lambda config: 1.0, "embedding": embedding_scale},
@@ -234,14 +203,10 @@ ARCHITECTURE = Architecture(
     activation="hidden_activation",
     has_windows=True,
     shapes=shape_of,
+    experts=ExpertRule(chosen="top_k_experts", is_normed=True, enabled="enable_moe_block", keeps_mlp=True),
     turns_parts=True,
-    gguf_name="gemma4",
-    gguf_layers=_gguf_layers,
-    gguf_keys=("attention.shared_kv_layers", "embedding_length_per_layer_input"),
-    gguf_experts={
-        "num_experts": "expert_count",
-        "top_k_experts": "expert_used_count",
-        "moe_intermediate_size": "expert_feed_forward_length",
-    },
     why_not=_why_not,
+    gguf=GgufMap(
+        name="gemma4", layers=_gguf_layers, keys=("attention.shared_kv_layers", "embedding_length_per_layer_input")
+    ),
 )

@@ -2,28 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from card.models.architectures.architecture import ExpertPlace, Part, has_shared_expert
 from card.models.architectures.granitemoe import ARCHITECTURE as GRANITEMOE
-from card.models.architectures.granitemoe import GraniteMoeFields
-from card.models.architectures.mixtral import shape_of
-from card.models.layer_shape import LayerShape
-
-
-class GraniteMoeSharedFields(GraniteMoeFields):
-    """Its config."""
-
-    model_type = "granitemoeshared"
-    shared_intermediate_size: int = 0
-
-
-def _shape(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer; a width of 0 means no shared expert."""
-    shape = shape_of(config, layer)
-    assert shape.experts is not None
-    return replace(shape, experts=replace(shape.experts, shared_width=config.shared_intermediate_size))
-
+from card.models.architectures.mixtral import EXPERTS
 
 _DOWN: Mapping[ExpertPlace, Part] = {
     "shared_down": Part("shared_mlp.output_linear", "ffn_down_shexp", ("hidden", "shared"), only=has_shared_expert)
@@ -40,10 +22,11 @@ _APART: Mapping[ExpertPlace, Part] = {
 ARCHITECTURE = replace(
     GRANITEMOE,
     model_class="GraniteMoeSharedForCausalLM",
-    config_class=GraniteMoeSharedFields,
     expert_parts={**GRANITEMOE.expert_parts, **_BOTH, **_DOWN},
-    shapes=_shape,
-    gguf_expert_parts={**GRANITEMOE.expert_parts, **_APART, **_DOWN},
-    gguf_joins={"shared_mlp.input_linear": ("shared_mlp.gate_linear", "shared_mlp.up_linear")},
-    gguf_experts={**GRANITEMOE.gguf_experts, "shared_intermediate_size": "expert_shared_feed_forward_length"},
+    experts=replace(EXPERTS, shared_width="shared_intermediate_size"),
+    gguf=replace(
+        GRANITEMOE.gguf,
+        expert_parts={**GRANITEMOE.expert_parts, **_APART, **_DOWN},
+        joins={"shared_mlp.input_linear": ("shared_mlp.gate_linear", "shared_mlp.up_linear")},
+    ),
 )

@@ -4,20 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, Architecture, NormPlace, Part
-from card.models.decoder_config import DecoderConfig
-
-
-class HunyuanDenseFields(DecoderConfig):
-    """Its config."""
-
-    model_type = "hunyuan_v1_dense"
-    vocab_size: int = 290943
-    rms_norm_eps: float = 1e-5
-    pad_token_id: int | None = 0
-    eod_token_id: int | None = 3
-    pretraining_tp: int = 1
-    attention_bias: bool = False
-
+from card.models.gguf_map import GgufMap
 
 NORMS: Mapping[NormPlace, Part] = {
     **PRE_NORMS,
@@ -26,10 +13,9 @@ NORMS: Mapping[NormPlace, Part] = {
 }
 ARCHITECTURE = Architecture(
     model_class="HunYuanDenseV1ForCausalLM",
-    config_class=HunyuanDenseFields,
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     norms=NORMS,
     turns_first=True,
     scales_bases=True,
-    gguf_name="hunyuan-dense",
+    gguf=GgufMap(name="hunyuan-dense"),
 )

@@ -2,36 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from card.models.architectures.architecture import ExpertPlace, Part, expert_parts
 from card.models.architectures.hunyuan_v1_dense import ARCHITECTURE as DENSE
-from card.models.architectures.hunyuan_v1_dense import HunyuanDenseFields
-from card.models.layer_shape import Experts, LayerShape, of_layer, stated_shape
-
-
-class HunyuanMoeFields(HunyuanDenseFields):
-    """Its config; how many experts a token takes may be stated for each layer."""
-
-    model_type = "hunyuan_v1_moe"
-    sep_token_id: int | None = 4
-    num_experts: int = 1
-    output_router_logits: bool = False
-    moe_topk: int | list[int] = 1
-
-
-def _shape(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer, whose MLPs are the experts."""
-    shape = stated_shape(config, layer)
-    experts = Experts(
-        count=config.num_experts,
-        chosen=of_layer(config.moe_topk, layer),
-        width=shape.mlp_width,
-        is_normed=True,
-        shared_width=shape.mlp_width,
-    )
-    return replace(shape, mlp_width=0, experts=experts)
-
+from card.models.layer_shape import ExpertRule
 
 _SHARED: Mapping[ExpertPlace, Part] = {
     "shared_gate": Part("mlp.shared_mlp.gate_proj", "ffn_gate_shexp", ("shared", "hidden")),
@@ -41,9 +15,7 @@ _SHARED: Mapping[ExpertPlace, Part] = {
 ARCHITECTURE = replace(
     DENSE,
     model_class="HunYuanMoEV1ForCausalLM",
-    config_class=HunyuanMoeFields,
     expert_parts={**expert_parts(router="gate.wg"), **_SHARED},
-    shapes=_shape,
-    gguf_name="hunyuan-moe",
-    gguf_experts={"num_experts": "expert_count", "moe_topk": "expert_used_count"},
+    experts=ExpertRule(chosen="moe_topk", width="intermediate_size", is_normed=True, shared_width="intermediate_size"),
+    gguf=replace(DENSE.gguf, name="hunyuan-moe"),
 )

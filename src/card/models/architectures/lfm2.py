@@ -1,53 +1,20 @@
 """LFM2: short convolutions with gates, and attention with norms of queries and keys in some layers."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from card.models.architectures.architecture import Architecture, Part
-from card.models.decoder_config import DecoderConfig
+from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 from card.models.layer_shape import LayerShape, stated_shape
 
 
-class ShortConvFields(DecoderConfig):
-    """The config of LFM2 with experts or without."""
-
-    default_theta = 1_000_000.0
-    vocab_size: int = 65536
-    num_key_value_heads: int = 8
-    max_position_embeddings: int = 128_000
-    norm_eps: float = 0.00001
-    pad_token_id: int | None = 0
-    tie_word_embeddings: bool = True
-    conv_bias: bool = False
-    conv_L_cache: int = 3  # taps
-
-    def __post_init__(self, **others: Any) -> None:
-        """Read the older name of a field."""
-        self.tie_word_embeddings = others.pop("tie_embedding", self.tie_word_embeddings)
-        super().__post_init__(**others)
-
-
-class Lfm2Fields(ShortConvFields):
-    """Its config."""
-
-    model_type = "lfm2"
-    older_names: ClassVar[Mapping[str, str]] = {"intermediate_size": "block_ff_dim"}
-    hidden_size: int = 2560
-    intermediate_size: int = 12288
-    block_multiple_of: int = 256
-    block_ffn_dim_multiplier: float | int | None = 1.0
-    block_auto_adjust_ff_dim: bool = True
-    full_attn_idxs: list[int] | None = None
-
-    def __post_init__(self, **others: Any) -> None:
-        """Write the kind of each layer out, and read the older name of a field."""
-        if self.layer_types is None:
-            layers = range(self.num_hidden_layers)
-            self.full_attn_idxs = list(layers) if self.full_attn_idxs is None else self.full_attn_idxs
-            self.layer_types = ["full_attention" if idx in self.full_attn_idxs else "conv" for idx in layers]
-        self.intermediate_size = others.pop(self.older_names["intermediate_size"], self.intermediate_size)
-        super().__post_init__(**others)
+def _complete(config: Any, others: dict[str, Any]) -> None:
+    """Write the kind of each layer out."""
+    if config.layer_types is None:
+        layers = range(config.num_hidden_layers)
+        config.full_attn_idxs = list(layers) if config.full_attn_idxs is None else config.full_attn_idxs
+        config.layer_types = ["full_attention" if idx in config.full_attn_idxs else "conv" for idx in layers]
 
 
 def mixed_shape(config: Any, layer: int) -> LayerShape:
@@ -74,13 +41,11 @@ def why_not(config: Any) -> str | None:
     return "its convolutions have biases (conv_bias)" if config.conv_bias else None
 
 
-def _gguf_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"block_auto_adjust_ff_dim": False}  # files state the width that it has
-
-
 ARCHITECTURE = Architecture(
     model_class="Lfm2ForCausalLM",
-    config_class=Lfm2Fields,
+    config=ConfigRule(
+        older_names={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}, complete=_complete
+    ),
     linears=(
         Part("self_attn.q_proj", "attn_q", ("queries", "hidden"), mixer="attention"),
         Part("self_attn.k_proj", "attn_k", ("keys", "hidden"), mixer="attention"),
@@ -106,7 +71,7 @@ ARCHITECTURE = Architecture(
     shapes=_shape,
     why_not=why_not,
     turns=lambda config, layer: config.layer_types[layer] != "conv",
-    gguf_name="lfm2",
-    gguf_sizes={"conv_L_cache": "shortconv.l_cache"},
-    gguf_fields=_gguf_fields,
+    gguf=GgufMap(
+        name="lfm2", sizes={"conv_L_cache": "shortconv.l_cache"}, constants={"block_auto_adjust_ff_dim": False}
+    ),
 )

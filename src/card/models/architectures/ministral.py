@@ -4,20 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from card.models.architectures.mistral import ARCHITECTURE as MISTRAL
-from card.models.architectures.mistral import MistralFields
+from card.models.decoder_config import ConfigRule
 
 
-class MinistralFields(MistralFields):
-    """Its config. Unless it says otherwise, all layers have a window, or none has."""
-
-    model_type = "ministral"
-
-    def __post_init__(self, **others: Any) -> None:
-        """Write the kind of each layer out."""
-        if self.layer_types is None:
-            kind = "full_attention" if self.sliding_window is None else "sliding_attention"
-            self.layer_types = [kind] * self.num_hidden_layers
-        super().__post_init__(**others)
+def _complete(config: Any, others: dict[str, Any]) -> None:
+    """Write the kind of each layer out: all have a window, or none has."""
+    if config.layer_types is None:
+        kind = "full_attention" if config.sliding_window is None else "sliding_attention"
+        config.layer_types = [kind] * config.num_hidden_layers
 
 
-ARCHITECTURE = replace(MISTRAL, model_class="MinistralForCausalLM", config_class=MinistralFields)
+ARCHITECTURE = replace(MISTRAL, model_class="MinistralForCausalLM", config=ConfigRule(complete=_complete))

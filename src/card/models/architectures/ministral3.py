@@ -5,41 +5,27 @@ from dataclasses import replace
 from typing import Any
 
 from card.models.architectures.mistral import ARCHITECTURE as MISTRAL
-from card.models.decoder_config import DecoderConfig
+from card.models.decoder_config import ConfigRule
 
 _RATE, _CONTEXT = "llama_4_scaling_beta", "original_max_position_embeddings"
 _GGUF_RATE = "attention.temperature_scale"
 
 
-class Ministral3Fields(DecoderConfig):
-    """Its config."""
-
-    model_type = "ministral3"
-    vocab_size: int = 131072
-    intermediate_size: int | list[int] = 14336
-    num_hidden_layers: int = 34
-    num_key_value_heads: int | list[int] = 8
-    head_dim: int | list[int] | None = 128
-    max_position_embeddings: int = 262144
-    rms_norm_eps: float = 1e-5
-    pad_token_id: int | None = 11
-
-    def __post_init__(self, **others: Any) -> None:
-        """State the angles of the first models."""
-        if self.rope_parameters is None:
-            self.rope_parameters = {
-                "type": "yarn",
-                "rope_theta": 1000000.0,
-                "factor": 16.0,
-                _CONTEXT: 16384,
-                "max_position_embeddings": self.max_position_embeddings,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale_all_dim": 1.0,
-                "mscale": 1.0,
-                _RATE: 0.1,
-            }
-        super().__post_init__(**others)
+def _complete(config: Any, others: dict[str, Any]) -> None:
+    """State the angles of the first models."""
+    if config.rope_parameters is None:
+        config.rope_parameters = {
+            "type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            _CONTEXT: 16384,
+            "max_position_embeddings": config.max_position_embeddings,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            _RATE: 0.1,
+        }
 
 
 def _why_not(config: Any) -> str | None:
@@ -61,11 +47,8 @@ def _gguf_layers(facts: Any, tensors: Mapping[str, Any], config: Mapping[str, An
 ARCHITECTURE = replace(
     MISTRAL,
     model_class="Ministral3ForCausalLM",
-    config_class=Ministral3Fields,
+    config=ConfigRule(complete=_complete),
     query_growth=_RATE,
     why_not=_why_not,
-    gguf_name="mistral3",
-    gguf_pairs=True,
-    gguf_keys=(_GGUF_RATE,),
-    gguf_layers=_gguf_layers,
+    gguf=replace(MISTRAL.gguf, name="mistral3", pairs=True, keys=(_GGUF_RATE,), layers=_gguf_layers),
 )

@@ -3,41 +3,9 @@
 from typing import Any
 
 from card.models.architectures.architecture import PRE_NORMS, WIDE_NORMS, Architecture, expert_parts
-from card.models.decoder_config import RoutedConfig
-from card.models.layer_shape import LayerShape, stated_shape, with_experts
-
-
-class OlmoeFields(RoutedConfig):
-    """Its config, with two names for the number of experts."""
-
-    model_type = "olmoe"
-    vocab_size: int = 50304
-    hidden_size: int = 2048
-    intermediate_size: int = 2048
-    num_hidden_layers: int = 16
-    num_attention_heads: int = 16
-    max_position_embeddings: int = 4096
-    rms_norm_eps: float = 1e-5
-    pad_token_id: int | None = 1
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = 50279
-    attention_bias: bool = False
-    clip_qkv: float | None = None
-    num_experts_per_tok: int = 8
-    num_experts: int = 64
-    router_aux_loss_coef: float = 0.01
-    norm_topk_prob: bool = False
-
-    def __post_init__(self, **others: Any) -> None:
-        """Take the number of experts under its other name."""
-        self.num_experts = others.pop("num_local_experts", self.num_experts)
-        super().__post_init__(**others)
-
-
-def shape_of(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer, whose MLPs are the experts."""
-    shape = stated_shape(config, layer)
-    return with_experts(shape, config, width=shape.mlp_width)
+from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule
 
 
 def why_not(config: Any) -> str | None:
@@ -47,13 +15,11 @@ def why_not(config: Any) -> str | None:
 
 ARCHITECTURE = Architecture(
     model_class="OlmoeForCausalLM",
-    config_class=OlmoeFields,
+    config=ConfigRule(older_names={"num_experts": "num_local_experts"}),
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     expert_parts=expert_parts(),
     norms={**PRE_NORMS, **WIDE_NORMS},
-    shapes=shape_of,
-    gguf_name="olmoe",
-    gguf_experts={"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
-    gguf_fields=lambda config: {"norm_topk_prob": False},
+    experts=ExpertRule(width="intermediate_size"),
     why_not=why_not,
+    gguf=GgufMap(name="olmoe", constants={"norm_topk_prob": False}),
 )

@@ -15,36 +15,15 @@ from card.models.architectures.architecture import (
     Part,
     VectorPlace,
 )
-from card.models.decoder_config import DecoderConfig
+from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 from card.models.layer_shape import DeltaHeads, LayerShape
 
 
-class Qwen35Fields(DecoderConfig):
-    """Its config, with the kind of each layer written out."""
-
-    model_type = "qwen3_5_text"
-    vocab_size: int = 248320
-    intermediate_size: int = 12288
-    num_attention_heads: int = 16
-    num_key_value_heads: int = 4
-    max_position_embeddings: int = 32768
-    attention_bias: bool = False
-    head_dim: int = 256
-    linear_conv_kernel_dim: int = 4
-    linear_key_head_dim: int = 128
-    linear_value_head_dim: int = 128
-    linear_num_key_heads: int = 16
-    linear_num_value_heads: int = 32
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-
-    def __post_init__(self, **others: Any) -> None:
-        """Write the kind of each layer out."""
-        others.setdefault("partial_rotary_factor", 0.25)
-        if self.layer_types is None:
-            period, layers = others.pop("full_attention_interval", 4), range(1, self.num_hidden_layers + 1)
-            self.layer_types = ["linear_attention" if layer % period else "full_attention" for layer in layers]
-        super().__post_init__(**others)
+def complete(config: Any, others: dict[str, Any]) -> None:
+    """Write the kind of each layer out."""
+    if config.layer_types is None:
+        config.give_kinds("linear_attention", others.pop("full_attention_interval", 4))
 
 
 def shape_of(config: Any, layer: int) -> LayerShape:
@@ -119,7 +98,7 @@ def gguf_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 ARCHITECTURE = Architecture(
     model_class="Qwen3_5ForCausalLM",
-    config_class=Qwen35Fields,
+    config=ConfigRule(turned_part=0.25, complete=complete),
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     linears=(
         *GATED_ATTENTION,
@@ -138,10 +117,12 @@ ARCHITECTURE = Architecture(
     turns=lambda config, layer: config.layer_types[layer] != "linear_attention",
     turns_parts=True,
     why_not=_why_not,
-    gguf_name="qwen35",
-    gguf_sizes=GGUF_SIZES,
-    gguf_fields=gguf_fields,
-    gguf_period=4,
-    gguf_is_tiled=True,
-    gguf_ignored=frozenset({"rope.dimension_sections"}),
+    gguf=GgufMap(
+        name="qwen35",
+        sizes=GGUF_SIZES,
+        fields=gguf_fields,
+        period=4,
+        is_tiled=True,
+        ignored=frozenset({"rope.dimension_sections"}),
+    ),
 )

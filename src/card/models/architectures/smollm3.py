@@ -3,41 +3,20 @@
 from typing import Any
 
 from card.models.architectures.architecture import Architecture
-from card.models.decoder_config import DecoderConfig
+from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
 
 
-class SmolLM3Fields(DecoderConfig):
-    """Its config. Unless it says otherwise, every fourth layer knows no positions."""
-
-    model_type = "smollm3"
-    default_theta = 2000000.0
-    vocab_size: int = 128256
-    hidden_size: int = 2048
-    num_hidden_layers: int = 36
-    num_attention_heads: int | list[int] = 16
-    num_key_value_heads: int | list[int] | None = 4
-    max_position_embeddings: int = 32768
-    pad_token_id: int | None = 128004
-    bos_token_id: int | None = 128000
-    eos_token_id: int | list[int] | None = 128001
-    use_sliding_window: bool = False
-    no_rope_layers: list[int] | None = None
-    no_rope_layer_interval: int = 4
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = True
-
-    def __post_init__(self, **others: Any) -> None:
-        """Write out which layers turn (1) and the kind of each layer."""
-        if self.no_rope_layers is None:
-            layers = range(1, self.num_hidden_layers + 1)
-            self.no_rope_layers = [int(layer % self.no_rope_layer_interval != 0) for layer in layers]
-        if self.layer_types is None:
-            has_windows = self.use_sliding_window and self.sliding_window is not None
-            self.layer_types = [
-                "sliding_attention" if has_windows and not turns else "full_attention" for turns in self.no_rope_layers
-            ]
-        super().__post_init__(**others)
+def _complete(config: Any, others: dict[str, Any]) -> None:
+    """Write out which layers turn (1) and the kind of each layer."""
+    if config.no_rope_layers is None:
+        layers = range(1, config.num_hidden_layers + 1)
+        config.no_rope_layers = [int(layer % config.no_rope_layer_interval != 0) for layer in layers]
+    if config.layer_types is None:
+        has_windows = config.use_sliding_window and config.sliding_window is not None
+        config.layer_types = [
+            "sliding_attention" if has_windows and not turns else "full_attention" for turns in config.no_rope_layers
+        ]
 
 
 def turns(config: Any, layer: int) -> bool:
@@ -47,10 +26,9 @@ def turns(config: Any, layer: int) -> bool:
 
 ARCHITECTURE = Architecture(
     model_class="SmolLM3ForCausalLM",
-    config_class=SmolLM3Fields,
+    config=ConfigRule(complete=_complete),
     biases={"qkv": "attention_bias", "out": "attention_bias", "mlp": "mlp_bias"},
     has_windows=True,
     turns=turns,
-    gguf_name="smollm3",
-    gguf_pairs=True,
+    gguf=GgufMap(name="smollm3", pairs=True),
 )

@@ -202,16 +202,16 @@ class _FileWeights:
         vectors: dict[str, Array] = {}
         are_vectors = set(architecture.vectors_of(shape).values())
         for part in architecture.parts_of(shape):
-            name, its = prefix + part.name, [sizes[size] for size in part.shape]
+            name, part_sizes = prefix + part.name, [sizes[size] for size in part.shape]
             if part in are_vectors:
-                vectors[part.name] = self.array(name, *its)
-            elif len(its) == 1:
-                norms[part.name] = self.array(f"{name}.weight", *its)
+                vectors[part.name] = self.array(name, *part_sizes)
+            elif len(part_sizes) == 1:
+                norms[part.name] = self.array(f"{name}.weight", *part_sizes)
             elif part in architecture.filters:
-                filters[part.name] = self.array(f"{name}.weight", *its)
+                filters[part.name] = self.array(f"{name}.weight", *part_sizes)
             else:
-                weight, has_bias = self.take(f"{name}.weight", *its), architecture.has_bias(part, config)
-                linears[part.name] = Linear(weight, self.array(f"{name}.bias", its[0]) if has_bias else None)
+                weight, has_bias = self.take(f"{name}.weight", *part_sizes), architecture.has_bias(part, config)
+                linears[part.name] = Linear(weight, self.array(f"{name}.bias", part_sizes[0]) if has_bias else None)
         for part in architecture.unread(shape):
             for kind in ("weight", "bias"):
                 self._weights.pop(f"{prefix}{part.name}.{kind}", None)
@@ -257,30 +257,33 @@ class Linears(NamedTuple):
 def linears_of(layer: DecoderLayer, architecture: Architecture, config: Any) -> Linears:
     """Return the linear layers of a layer; those that are stored as one are views of it, or copies if it is blocks."""
     sizes = sizes_of(config, layer.shape)
-    found: list[Any] = []
+    parts: list[Any] = []
     for part in architecture.places_of(layer.shape):
         is_there = part.is_in(layer.shape)
-        found += _split(layer.linears[part.name], part, sizes, layer.shape.delta) if is_there else [None]
+        parts += _split(layer.linears[part.name], part, sizes, layer.shape.delta) if is_there else [None]
     gates: Linear | None = None
     if layer.shape.has_gates or layer.shape.mixer == "delta_rule":
-        gates = found.pop(1)
-    query, key, value, out, *mlp = found
+        gates = parts.pop(1)
+    query, key, value, out, *mlp = parts
     return Linears(query, key, value, gates, out, Mlp(*mlp) if mlp else None, _expert_linears(layer, architecture))
 
 
 def _expert_linears(layer: DecoderLayer, architecture: Architecture) -> ExpertLinears | None:
-    experts, its = layer.shape.experts, layer.linears
+    experts, linears = layer.shape.experts, layer.linears
     if experts is None:
         return None
     names = {place: part.name for place, part in architecture.expert_parts.items()}
     each = [
-        Mlp(*(its[names[place].format(expert)] for place in ("gate", "up", "down"))) for expert in range(experts.count)
+        Mlp(*(linears[names[place].format(expert)] for place in ("gate", "up", "down")))
+        for expert in range(experts.count)
     ]
     if experts.shared_width:
         sizes = {"shared": experts.shared_width}
         shared = [architecture.expert_parts[one] for one in _SHARED_PLACES if one in architecture.expert_parts]
-        each.append(Mlp(*(layer for part in shared for layer in _split(its[part.name], part, sizes, None))))
-    return ExpertLinears(its[names["router"]], each, its[names["shared_score"]] if experts.has_shared_gate else None)
+        each.append(Mlp(*(layer for part in shared for layer in _split(linears[part.name], part, sizes, None))))
+    return ExpertLinears(
+        linears[names["router"]], each, linears[names["shared_score"]] if experts.has_shared_gate else None
+    )
 
 
 def _split(whole: Linear, part: Part, sizes: Mapping[Any, int], delta: DeltaHeads | None) -> list[Linear]:
@@ -340,9 +343,9 @@ def read_decoder(folder: Path, *, dtype: str, cache: Path | None = None) -> Deco
             if scaled is not None
             else {name: array for file in files for name, array in file.arrays.items()}
         )
-        blocks, kept = read_experts(stored, architecture, None if dtype == "auto" else wanted, paths, cache)
+        blocks, mapped = read_experts(stored, architecture, None if dtype == "auto" else wanted, paths, cache)
         if architecture.outer_type is not None:
-            stored = {own: array for name, array in stored.items() if (own := inner_name(name)) is not None}
+            stored = {inner: array for name, array in stored.items() if (inner := inner_name(name)) is not None}
         weights = {
             name: array
             if architecture.is_vector(name) or (name == LAYER_TABLE and _holds(wanted, array))
@@ -360,7 +363,7 @@ def read_decoder(folder: Path, *, dtype: str, cache: Path | None = None) -> Deco
             say_scaled(folder, scaled, wanted)
         elif is_mapped:
             model.pages = tuple(files)
-        model.pages += kept
+        model.pages += mapped
     except ModelError:
         raise
     except Exception:  # a damaged file or setting raises almost anything; transformers tells what is wrong

@@ -269,17 +269,17 @@ def block_of(
     }
     if not any(isinstance(one, BlockWeight) for one in weights.values()):  # else experts are apart
         weights = split_experts(weights, architecture)
-    own = copy.copy(config)
-    own.num_hidden_layers, own.layer_types = 1, ["full_attention"]
+    layer_config = copy.copy(config)
+    layer_config.num_hidden_layers, layer_config.layer_types = 1, ["full_attention"]
     weights[_TABLE] = lent.embeddings
     if (lent_head := lent.head_blocks or lent.head_weight) is not None:
-        weights[_HEAD], own.tie_word_embeddings = lent_head, False
-    elif not own.tie_word_embeddings:
+        weights[_HEAD], layer_config.tie_word_embeddings = lent_head, False
+    elif not layer_config.tie_word_embeddings:
         if head is None:
             raise BlockError("its head is missing")
         weights[_HEAD] = head
     try:
-        return DraftBlock(architecture, own, weights, joining, lent)
+        return DraftBlock(architecture, layer_config, weights, joining, lent)
     except KeyError as error:
         raise BlockError(f"its tensor {_in_file(error.args[0])} is missing") from None
     except BlockError:

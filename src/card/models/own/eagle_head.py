@@ -97,15 +97,15 @@ class HeadInputs:
 
     def _sums_for(self, token_ids: Sequence[int]) -> Floats:
         """Return the parts of queries, keys and values that embeddings make, those of the latest tokens kept."""
-        kept = self._sums_of
-        new_ids = [one for one in dict.fromkeys(token_ids) if one not in kept]
-        if len(kept) + len(new_ids) > self._most_kept:
-            kept = self._sums_of = {}
+        sums = self._sums_of
+        new_ids = [one for one in dict.fromkeys(token_ids) if one not in sums]
+        if len(sums) + len(new_ids) > self._most_kept:
+            sums = self._sums_of = {}
             new_ids = list(dict.fromkeys(token_ids))
         if new_ids:
             normed = rms_norm(embedded(self._embeddings, new_ids), self._token_norm, self._eps)
-            kept.update(zip(new_ids, multiply_rows(normed, self._sums)[:, : self._num_sums], strict=True))
-        return np.stack([kept[one] for one in token_ids])
+            sums.update(zip(new_ids, multiply_rows(normed, self._sums)[:, : self._num_sums], strict=True))
+        return np.stack([sums[one] for one in token_ids])
 
 
 class EagleHead(DecoderModel):
@@ -192,12 +192,12 @@ def _take(tensors: dict[str, Array], name: str, *shape: int) -> Array:
     """Take a tensor out of all. Raises: BlockError if it is not there, or of another shape."""
     if name not in tensors:
         raise BlockError(f"its tensor {_in_file(name)} is missing")
-    found = tensors.pop(name)
-    if shape and found.shape != shape:
-        raise BlockError(f"{_in_file(name)} has shape {list(found.shape)}, the config asks for {list(shape)}")
-    if not shape and found.ndim != 2:
-        raise BlockError(f"{_in_file(name)} has shape {list(found.shape)}, and a matrix is needed")
-    return found
+    tensor = tensors.pop(name)
+    if shape and tensor.shape != shape:
+        raise BlockError(f"{_in_file(name)} has shape {list(tensor.shape)}, the config asks for {list(shape)}")
+    if not shape and tensor.ndim != 2:
+        raise BlockError(f"{_in_file(name)} has shape {list(tensor.shape)}, and a matrix is needed")
+    return tensor
 
 
 def _config(facts: HeadFacts, dtype: Dtype, target: HeadTarget) -> Any:

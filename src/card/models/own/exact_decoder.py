@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from card.config import INT8
+from card.kernels.jit.tables import CLAMPED, LayerTable, PassTable, RowTable
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import FLOAT16, FLOAT32, Array, Floats, empty, zeros
 from card.kernels.packed_linear import GROUP, LANES, PANEL, extended, padded
@@ -65,7 +66,7 @@ class ExactDecoder:
 
     def __init__(self, model: DecoderModel, max_model_len: int) -> None:
         prepare_code(model)
-        self._code, self._sums_bytes = machine_code("tables"), machine_code("vectors").SUMS_BYTES
+        self._sums_bytes = machine_code("vectors").SUMS_BYTES
         self._team = machine_code("team").ThreadTeam()
         config, architecture = model.config, model.architecture
         self.has_blocks = model.has_blocks
@@ -74,36 +75,34 @@ class ExactDecoder:
         self._embedded = EmbeddedRows(model.embeddings)
         self.vocab_size = int(model.embeddings.shape[0])
         self._reals = {
-            self._code.EPS: float(getattr(config, architecture.norm_eps)),
-            self._code.SCORE_CAP: architecture.cap("attention", config) or 0.0,
-            self._code.LOGIT_CAP: architecture.cap("logits", config) or 0.0,
+            "eps": float(getattr(config, architecture.norm_eps)),
+            "score_cap": architecture.cap("attention", config) or 0.0,
+            "logit_cap": architecture.cap("logits", config) or 0.0,
         }
         self._switches = {
-            self._code.KV_BYTES: kv_dtype.itemsize,
-            self._code.ACTIVATION: (
-                self._code.CLAMPED
-                if architecture.clamps_gate
-                else ACTIVATIONS.index(architecture.gate_activation(config))
+            "kv_bytes": kv_dtype.itemsize,
+            "activation": (
+                CLAMPED if architecture.clamps_gate else ACTIVATIONS.index(architecture.gate_activation(config))
             ),
-            self._code.CENTRES: architecture.centres,
-            self._code.IS_PARALLEL: architecture.is_parallel,
-            self._code.HAS_WIDE_NORMS: architecture.has_wide_norms,
+            "centres": architecture.centres,
+            "is_parallel": architecture.is_parallel,
+            "has_wide_norms": architecture.has_wide_norms,
         }
         self._embedding_scale = architecture.embedding_scale(config, model.dtype)
         self._width = int(config.hidden_size)
         self._norm = extended(norm_weight(model.norm, architecture.norm_offset), padded(self._width, GROUP))
-        its = model.layer_inputs
-        check_numbers(model, (*model.ending, *(() if its is None else its.packed_weights)))
+        layer_inputs = model.layer_inputs
+        check_numbers(model, (*model.ending, *(() if layer_inputs is None else layer_inputs.packed_weights)))
         head, self._head_ids = head_of(model)
         pack = in_integers if is_int8(model) and not self.has_blocks else as_stored
         lent = model.packed_head if self._head_ids is None else None
         self.head = lent or packed(pack, head, factor=1 / architecture.scale("logits", config))
         self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self.head.panels)
-        self._inputs = None if its is None else LayerInputTables(model, its, pack)
+        self._inputs = None if layer_inputs is None else LayerInputTables(model, layer_inputs, pack)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
         self.state_size = self._layers.state_size  # numbers of the states of a sequence
-        self._layers.tables[:1, self._code.ADDS_HEADS] = model.adds_heads
+        self._layers.tables[:1, LayerTable.adds_heads] = model.adds_heads
         self._num_sums = self._layers.projected if model.adds_heads else 0  # behind an input of a row
         self.long_rows: BoolArray | None = None
         self._pages = model.pages
@@ -133,16 +132,16 @@ class ExactDecoder:
             states: takes the hidden states that were asked for.
             images: what stands in places of images; None: nothing.
         """
-        code, buffers = self._code, self._buffers
+        buffers = self._buffers
         scored = self._make_score_room(steps)
         sequences = state_steps(steps) if self.state_size else []  # before the tables, which say where records go
         inputs = input_tables(steps) if self.record[1] else _NO_INPUTS
         state_table = step_table(sequences)
         rows, ancestors = row_tables(steps)
         num_rows, threads = len(rows), integer_pass_threads()
-        self._prepare(num_rows, max(row[code.POSITION] for row in rows) + 1, threads)
+        self._prepare(num_rows, max(row[RowTable.position] for row in rows) + 1, threads)
         buffers.rows[:num_rows] = rows
-        self._turn(buffers.rows[:num_rows, code.ANGLE], positions, images)
+        self._turn(buffers.rows[:num_rows, RowTable.angle], positions, images)
         hidden = buffers.hidden[:num_rows]
         ids = [one for step in steps for one in step.extension.token_ids]
         hidden[:, : self._width] = self._embedded.of(ids)
@@ -159,13 +158,13 @@ class ExactDecoder:
             num_chosen, chosen_at = len(logits_rows), logits_rows.ctypes.data
         logits = empty((num_chosen, self._num_padded_outputs))
         table = self._table
-        table[code.ROWS], table[code.THREADS] = num_rows, threads
-        table[code.ANCESTORS] = ancestors.ctypes.data if len(ancestors) else 0
-        table[code.INPUTS], table[code.INPUT_SIZE] = inputs.ctypes.data, inputs.shape[1]
-        table[code.LOGITS] = logits.ctypes.data
-        table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen_at, num_chosen
-        table[code.STEPS], table[code.NUM_STEPS] = state_table.ctypes.data, len(state_table)
-        table[code.EXPERTS_READ] = 0
+        table[PassTable.num_rows], table[PassTable.num_threads] = num_rows, threads
+        table[PassTable.ancestors] = ancestors.ctypes.data if len(ancestors) else 0
+        table[PassTable.conv_tables], table[PassTable.conv_size] = inputs.ctypes.data, inputs.shape[1]
+        table[PassTable.logits] = logits.ctypes.data
+        table[PassTable.chosen_rows], table[PassTable.num_chosen] = chosen_at, num_chosen
+        table[PassTable.steps], table[PassTable.num_steps] = state_table.ctypes.data, len(state_table)
+        table[PassTable.experts_read] = 0
         for step in steps:
             if step.sequence.records is not None:
                 step.sequence.records.make_way(step.sequence.tree.num_rows)
@@ -174,7 +173,7 @@ class ExactDecoder:
                 self._run_and_take(states, hidden)
             else:
                 self._team.run(table)
-        self.experts_read = int(table[code.EXPERTS_READ])
+        self.experts_read = int(table[PassTable.experts_read])
         self._check_pages()
         for step in scored:
             step.scores = self._scores(step)
@@ -184,7 +183,7 @@ class ExactDecoder:
 
     def _put_given(self, hidden: Floats, given: ImageRows | None) -> None:
         """Put the inputs of rows in place, and the sums that queries, keys and values begin from."""
-        sums = self._buffers.parts[self._code.PROJECTED][: len(hidden)]
+        sums = self._buffers.parts["projected"][: len(hidden)]
         if self._num_sums:
             sums[:] = 0.0
         if given is None or not len(given.rows):
@@ -214,8 +213,8 @@ class ExactDecoder:
         scored = [step for step in steps if step.extension.scores is not None and step.num_held]
         if not scored:
             return scored
-        of, shape = self._layers.alike, self.layout.shape
-        layers, heads, together = len(self.layout.layers), of.num_heads, self._layers.rows_together(of)
+        alike, shape = self._layers.alike, self.layout.shape
+        layers, heads, together = len(self.layout.layers), alike.num_heads, self._layers.rows_together(alike)
         for step in scored:
             step.part = 1 if step.extension.scores == "bounds" else together
         widths = [
@@ -250,15 +249,15 @@ class ExactDecoder:
         if 0 in states.layers:
             states.take(0, hidden.copy())
         for layer, copy in copies.items():
-            self._layers.tables[layer - 1, self._code.COPY_TO] = copy.ctypes.data
+            self._layers.tables[layer - 1, LayerTable.copy_to] = copy.ctypes.data
         try:
             self._team.run(self._table)
         finally:
-            self._layers.tables[:, self._code.COPY_TO] = 0
+            self._layers.tables[:, LayerTable.copy_to] = 0
         for layer, copy in copies.items():
             states.take(layer, copy)
-        norm = layer_norm if self._switches[self._code.CENTRES] else rms_norm
-        weight, eps = self._norm[: self._width], self._reals[self._code.EPS]
+        norm = layer_norm if self._switches["centres"] else rms_norm
+        weight, eps = self._norm[: self._width], self._reals["eps"]
         states.take_final(hidden[:, : self._width], lambda rows: norm(rows, weight, eps))
 
     def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> None:
@@ -276,12 +275,12 @@ class ExactDecoder:
         groups = max(padded(self._width, GROUP), layers.attended, of_inputs) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
         attending += 4 * layers.most_together * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)
-        own = (
+        num_bytes = (
             groups * buffers.num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups
             + max(attending, 8 * GROUP * MOST_TILE_ROWS, layers.state_room)
         )
-        return padded(own, 4 * GROUP)
+        return padded(num_bytes, 4 * GROUP)
 
     def _expert_bytes(self) -> int:
         """Return what a thread needs besides, if there are experts."""
@@ -292,52 +291,49 @@ class ExactDecoder:
 
     def _make_room(self) -> None:
         """Make buffers of the sizes now needed, and the table of a pass with their addresses."""
-        code, buffers, layers = self._code, self._buffers, self._layers
+        buffers, layers = self._buffers, self._layers
         width, num_rows, experts_at = padded(self._width, GROUP), buffers.num_rows, self._own_bytes()
         own_bytes = experts_at + self._expert_bytes()
         buffers.hidden = zeros((num_rows, width), np.float32)
         mlp_width = max([*layers.mlp_widths, *(room.gated for room in layers.expert_rooms)])
         scores = max((room.scores for room in layers.expert_rooms), default=0)
         mlp_groups, gated_bytes = mlp_width // GROUP, self._sums_bytes + 4 * GROUP  # sums, and floats behind them
-        parts: dict[int, Array] = {
-            code.PROJECTED: empty((num_rows, layers.projected)),
-            code.ATTENDED: empty((num_rows, layers.attended)),
-            code.GATED: empty((num_rows, mlp_width), np.int8),
-            code.GATED_SCALES: empty((num_rows, mlp_groups), np.float32),
-            code.GATED_SUMS: empty((num_rows, mlp_groups, gated_bytes), np.int8),
-            code.OWN: empty((buffers.num_threads, own_bytes), np.int8),
-            code.HIDDEN: buffers.hidden,
-            code.ADDED: empty(buffers.hidden.shape),
-            code.ROUTED: empty((num_rows, scores)),
-            code.EXPERT_SUMS: empty((num_rows if layers.has_both else 0, width)),
-            code.NORM: self._norm,
-            code.ROW_TABLE: empty((num_rows, code.ROW_SIZE), np.int64),
+        parts: dict[str, Array] = {
+            "projected": empty((num_rows, layers.projected)),
+            "attended": empty((num_rows, layers.attended)),
+            "gated": empty((num_rows, mlp_width), np.int8),
+            "gated_scales": empty((num_rows, mlp_groups), np.float32),
+            "gated_sums": empty((num_rows, mlp_groups, gated_bytes), np.int8),
+            "scratch": empty((buffers.num_threads, own_bytes), np.int8),
+            "hidden": buffers.hidden,
+            "added": empty(buffers.hidden.shape),
+            "routed": empty((num_rows, scores)),
+            "expert_sums": empty((num_rows if layers.has_both else 0, width)),
+            "norm": self._norm,
+            "rows": empty((num_rows, RowTable.size), np.int64),
         }
         if self._inputs is not None:
             parts |= self._inputs.make_room(num_rows)
-        buffers.parts, buffers.rows = parts, parts[code.ROW_TABLE]
+        buffers.parts, buffers.rows = parts, parts["rows"]
         buffers.numbers = np.arange(num_rows)
         buffers.numbers_at = buffers.numbers.ctypes.data
-        table = (ctypes.c_int64 * code.TABLE_SIZE)()
-        for place, part in parts.items():
-            table[place] = part.ctypes.data
-        table[code.OUTPUT : code.OUTPUT + code.LINEAR_SIZE] = self.head.entry
-        table[code.LAYER_TABLE], table[code.OWN_BYTES] = layers.tables.ctypes.data, own_bytes
-        numbers = {
-            code.EXPERTS_AT: experts_at,
-            code.LAYERS: len(layers),
-            code.WIDTH: self._width,
-            code.PADDED_WIDTH: width,
+        entries = {
+            **parts,
+            **self._reals,
             **self._switches,
-            code.VOCAB: self._num_padded_outputs,
+            "output": self.head,
+            "layers": layers.tables,
+            "scratch_bytes": own_bytes,
+            "experts_at": experts_at,
+            "num_layers": len(layers),
+            "width": self._width,
+            "padded_width": width,
+            "num_outputs": self._num_padded_outputs,
         }
-        for place, number in numbers.items():
-            table[place] = number
+        self._table = (ctypes.c_int64 * PassTable.size)()
+        PassTable.write(self._table, entries)
         if self._inputs is not None:
-            self._inputs.fill(table)
-        for place, real in self._reals.items():
-            ctypes.c_float.from_buffer(table, 8 * place).value = real
-        self._table = table
+            self._inputs.fill(self._table)
 
 
 class _Buffers:
@@ -346,7 +342,7 @@ class _Buffers:
     def __init__(self) -> None:
         self.num_rows = self.num_positions = self.num_threads = 0
         self.hidden: Floats = np.zeros((0, 0), np.float32)
-        self.parts: dict[int, Array] = {}
+        self.parts: dict[str, Array] = {}
         self.rows: IntArray = np.zeros((0, 0), np.int64)  # the table of rows, one of the parts
         self.numbers: IntArray = np.zeros(0, np.int64)  # of rows: 0, 1, 2, ...
         self.numbers_at = 0  # their address

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from card.kernels.jit.tables import LOGITS_OF_ROWS, QUERIES, WEIGHTS_OF_ROWS
 from card.kernels.number_types import Floats
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 
 IntArray = npt.NDArray[np.int64]
-_SCORE_KINDS = (
-    "logits",
-    "weights",
-    "bounds",
-)  # as `card.kernels.jit.tables` numbers them; bounds need the queries
+_SCORE_KINDS = {"logits": LOGITS_OF_ROWS, "weights": WEIGHTS_OF_ROWS, "bounds": QUERIES}
 _NO_ANCESTORS: IntArray = np.zeros(0, np.int64)
 
 
@@ -43,7 +40,7 @@ class NewRows:
 
 
 def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArray]:
-    """Return a table of the rows of a pass, as `card.kernels.jit.tables` names its places, and their ancestors."""
+    """Return a table of the rows of a pass, the entries of a `RowTable` each, and their ancestors."""
     rows: list[tuple[int, ...]] = []
     all_ancestors: list[IntArray] = []
     num_before = 0
@@ -60,10 +57,10 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
         visible, ancestors = tree.visible(start)
         positions = tree.positions(start)
         firsts = num_before + np.cumsum(positions + 1 - visible) - (positions + 1 - visible)
-        own = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
+        numbers = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
         rows += [
             (*place, row, position, position, *others, *selection)
-            for (row, position, *others), selection in zip(own, selections, strict=True)
+            for (row, position, *others), selection in zip(numbers, selections, strict=True)
         ]
         all_ancestors.append(ancestors)
         num_before += len(ancestors)
@@ -71,7 +68,7 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
 
 
 def input_tables(steps: Sequence[NewRows]) -> IntArray:
-    """Return the tables of what convolutions of a pass's rows take in, see `card.kernels.jit.tables`.
+    """Return the tables of what convolutions of a pass's rows take in, see `ConvTable`.
 
     Raises: ModelError if a row hangs below one whose record is gone.
     """
@@ -98,5 +95,5 @@ def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, in
     if room is None:
         return (*chosen, 0, 0, 0)
     assert step.extension.scores is not None
-    kind = _SCORE_KINDS.index(step.extension.scores)
+    kind = _SCORE_KINDS[step.extension.scores]
     return (*chosen, room[new_idx // step.part].ctypes.data, room.shape[3], kind)

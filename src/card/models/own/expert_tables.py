@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from card.kernels.float_linear import float_linear
+from card.kernels.jit.tables import GATED_SHARED, NO_SHARED, PLAIN_SHARED, ExpertEntry, ExpertTable
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Floats
 from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
@@ -41,18 +44,18 @@ class ExpertFacts:
 
 def expert_facts(shapes: Sequence[LayerShape]) -> ExpertFacts | None:
     """Return the facts of the layers of these shapes that have experts; None if none has any."""
-    found = [shape.experts for shape in shapes if shape.experts is not None]
-    if not found:
+    experts = [shape.experts for shape in shapes if shape.experts is not None]
+    if not experts:
         return None
     return ExpertFacts(
-        num_expert_layers=len(found),
-        num_experts=max(one.count for one in found),
-        experts_per_token=max(one.chosen for one in found),
+        num_expert_layers=len(experts),
+        num_experts=max(one.count for one in experts),
+        experts_per_token=max(one.chosen for one in experts),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertTable:
+class PackedExperts:
     """The packed experts of a layer."""
 
     entries: IntArray
@@ -61,40 +64,38 @@ class ExpertTable:
 
 
 def expert_table(
-    pack: Pack, its: ExpertLinears, experts: Experts, factor: float, biases: Floats | None = None
-) -> ExpertTable:
+    pack: Pack, linears: ExpertLinears, experts: Experts, factor: float, biases: Floats | None = None
+) -> PackedExperts:
     """Pack the experts of a layer, whose results are times a factor; the router stays in floats.
 
     Args:
         biases: what is added to the scores for the choice alone, [count].
     """
-    code, router = machine_code("tables"), _router(its)
+    router = _router(linears)
     biases = None if biases is None else extended(biases.ravel().astype(np.float32), PANEL * len(router.panels))
-    each = _packed(pack, its.each, factor)
-    listed = [(*gate.entry, *up.entry, *down.entry, len(gate.panels) * PANEL // GROUP) for gate, up, down in each]
-    entries = np.zeros(code.EXPERT_LIST + code.EXPERT_SIZE * len(each), np.int64)
-    shared = code.NO_SHARED
+    each = _packed(pack, linears.each, factor)
+    shared = NO_SHARED
     if experts.shared_width:
-        shared = code.GATED_SHARED if experts.has_shared_gate else code.PLAIN_SHARED
-    takes = 0
-    for gate, up, _ in each:
-        takes |= gate.entry[-1] | up.entry[-1]
-    numbers = {
-        code.NUM_EXPERTS: experts.count,
-        code.CHOSEN_EXPERTS: experts.chosen,
-        code.IS_NORMED: experts.is_normed,
-        code.SHARED: shared,
-        code.EXPERT_TAKES: takes,
-        code.HAS_SIGMOIDS: experts.has_sigmoids,
-        code.EXPERT_BIASES: 0 if biases is None else biases.ctypes.data,
-    }
-    for place, number in numbers.items():
-        entries[place] = number
-    reals = entries.view(np.float32)
-    reals[2 * code.WEIGHT_SCALE], reals[2 * code.SUM_OFFSET] = experts.scale, experts.sum_offset
-    entries[code.ROUTER : code.ROUTER + code.LINEAR_SIZE] = router.entry
-    entries[code.EXPERT_CODE] = machine_code("experts").run_experts.address
-    entries[code.EXPERT_LIST :] = np.array(listed, np.int64).ravel()
+        shared = GATED_SHARED if experts.has_shared_gate else PLAIN_SHARED
+    table = ExpertTable.pack(
+        {
+            "num_experts": experts.count,
+            "num_chosen": experts.chosen,
+            "is_normed": experts.is_normed,
+            "weight_scale": experts.scale,
+            "shared": shared,
+            "takes": functools.reduce(operator.or_, (linear.takes for gate, up, _ in each for linear in (gate, up))),
+            "has_sigmoids": experts.has_sigmoids,
+            "biases": 0 if biases is None else biases,
+            "sum_offset": experts.sum_offset,
+            "code": machine_code("experts").run_experts.address,
+            "router": router,
+        }
+    )
+    entries = [
+        ExpertEntry.pack({"gate": gate, "up": up, "down": down, "num_groups": len(gate.panels) * PANEL // GROUP})
+        for gate, up, down in each
+    ]
     num_shared = int(experts.shared_width > 0)
     room = ExpertRoom(
         gated=experts.chosen * padded(experts.width, GROUP) + padded(experts.shared_width, GROUP),
@@ -102,36 +103,34 @@ def expert_table(
         listed=experts.count + num_shared,
         taken=experts.chosen + num_shared,
     )
-    return ExpertTable(entries, room, (router, each, biases))
+    return PackedExperts(np.concatenate([table, *entries]), room, (router, each, biases))
 
 
-def stand_beside(entries: IntArray, architecture: Architecture, layer: DecoderLayer, width: int) -> Any:
+def stand_beside(table: IntArray, architecture: Architecture, layer: DecoderLayer, width: int) -> Any:
     """Write into the table of experts what they need beside an MLP; return what its entries then hold addresses of."""
-    code = machine_code("tables")
-    norms: dict[int, NormPlace] = {
-        code.EXPERT_NORM: "experts_in",
-        code.MLP_ALONE_NORM: "mlp_alone",
-        code.EXPERTS_OUT_NORM: "experts_out",
+    norms: dict[str, NormPlace] = {
+        "input_norm": "experts_in",
+        "mlp_norm": "mlp_alone",
+        "output_norm": "experts_out",
     }
     weights = {
         place: norm_weight(layer.norms[architecture.norms[name].name], architecture.norm_offset)
         for place, name in norms.items()
     }
     scale, factors = (layer.vectors[architecture.vectors[one].name] for one in ("router", "experts"))
-    weights[code.ROUTER_NORM] = scale.astype(np.float32) * np.float32(width**-0.5)
-    held = {place: extended(weight, padded(width, GROUP)) for place, weight in weights.items()}
-    held[code.EXPERT_FACTORS] = factors.astype(np.float32)
-    for place, array in held.items():
-        entries[place] = array.ctypes.data
-    return held
+    weights["router_norm"] = scale.astype(np.float32) * np.float32(width**-0.5)
+    arrays = {place: extended(weight, padded(width, GROUP)) for place, weight in weights.items()}
+    arrays["factors"] = factors.astype(np.float32)
+    ExpertTable.write(table, arrays)
+    return arrays
 
 
-def _router(its: ExpertLinears) -> PackedLinear:
+def _router(linears: ExpertLinears) -> PackedLinear:
     """Return the router in 32 bits; behind its experts comes the score of a shared one."""
-    scores = [its.router] if its.shared_score is None else [its.router, its.shared_score]
+    scores = [linears.router] if linears.shared_score is None else [linears.router, linears.shared_score]
     weights = [one.weight for one in scores]
     assert not any(isinstance(weight, BlockWeight) for weight in weights), "readers keep routers in floats"
-    bias = None if its.router.bias is None else its.router.bias.astype(np.float32)
+    bias = None if linears.router.bias is None else linears.router.bias.astype(np.float32)
     return float_linear(np.concatenate([np.asarray(weight, np.float32) for weight in weights]), bias)
 
 
@@ -140,10 +139,10 @@ def _packed(pack: Pack, each: Sequence[Mlp], factor: float) -> list[tuple[Packed
     made: dict[tuple[float, int], PackedLinear] = {}
 
     def one(linear: Linear, factor: float = 1.0) -> PackedLinear:
-        found = packed(pack, linear, factor=factor, out_multiple=GROUP)
+        packed_one = packed(pack, linear, factor=factor, out_multiple=GROUP)
         if not linear.has_blocks:
-            return found
-        alike = made.setdefault((factor, len(found.scales)), found)
-        return replace(found, scales=alike.scales, bias=alike.bias if linear.bias is None else found.bias)
+            return packed_one
+        alike = made.setdefault((factor, len(packed_one.scales)), packed_one)
+        return replace(packed_one, scales=alike.scales, bias=alike.bias if linear.bias is None else packed_one.bias)
 
     return [(one(gate), one(up), one(down, factor)) for gate, up, down in each]

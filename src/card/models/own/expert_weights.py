@@ -31,19 +31,19 @@ def _split(weights: Iterable[tuple[str, Any]], architecture: Architecture) -> It
     for name, weight in weights:
         for old, new in architecture.file_names.items():
             name = re.sub(old, new, name)  # noqa: PLW2901 - another name of the same weight
-        found = _JOINED.fullmatch(name)
-        if found is None or weight.ndim != (2 if found["bias"] else 3):
+        match = _JOINED.fullmatch(name)
+        if match is None or weight.ndim != (2 if match["bias"] else 3):
             yield name, weight
             continue
-        end = "bias" if found["bias"] else "weight"
-        for expert, its in enumerate(weight):
-            for kind, part in _parts(its, found["kind"], architecture):
-                yield f"{found['block']}.{expert}.{kind}_proj.{end}", part
+        end = "bias" if match["bias"] else "weight"
+        for expert, expert_weight in enumerate(weight):
+            for kind, part in _parts(expert_weight, match["kind"], architecture):
+                yield f"{match['block']}.{expert}.{kind}_proj.{end}", part
 
 
-def _parts(its: Any, kind: str, architecture: Architecture) -> Iterator[tuple[str, Any]]:
+def _parts(stored: Any, kind: str, architecture: Architecture) -> Iterator[tuple[str, Any]]:
     """Yield what the weight or the bias of one expert holds."""
-    rows = its.T if architecture.interleaves_experts else its
+    rows = stored.T if architecture.interleaves_experts else stored
     if kind == "down":
         yield "down", rows
         return
@@ -65,22 +65,22 @@ def grouped(weights: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
     """
     places: dict[str, list[tuple[tuple[int, int], T]]] = {}
     for name, weight in weights:
-        found = _SINGLE.fullmatch(name)
-        if found is None:
+        match = _SINGLE.fullmatch(name)
+        if match is None:
             places.setdefault(name, []).append(((0, 0), weight))
             continue
-        kind = found["kind"]
-        joined = f"{found['block']}.{'down' if kind == 'down' else 'gate_up'}_proj{'_bias' if found['bias'] else ''}"
-        places.setdefault(joined, []).append(((int(found["expert"]), int(kind == "up")), weight))
+        kind = match["kind"]
+        joined = f"{match['block']}.{'down' if kind == 'down' else 'gate_up'}_proj{'_bias' if match['bias'] else ''}"
+        places.setdefault(joined, []).append(((int(match["expert"]), int(kind == "up")), weight))
     return {name: [weight for _, weight in sorted(parts, key=lambda part: part[0])] for name, parts in places.items()}
 
 
 def joined_shape(name: str, shapes: Sequence[tuple[int, ...]], architecture: Architecture) -> tuple[int, ...]:
     """Return the shape of what `grouped` has put under a name, of the shapes of its parts."""
-    found = _JOINED.fullmatch(name)
-    if found is None:
+    match = _JOINED.fullmatch(name)
+    if match is None:
         return sum(shape[0] for shape in shapes), *shapes[0][1:]
-    num_parts = _num_parts(found)
+    num_parts = _num_parts(match)
     of_expert = (num_parts * shapes[0][0], *shapes[0][1:])
     return len(shapes) // num_parts, *(reversed(of_expert) if architecture.interleaves_experts else of_expert)
 
@@ -93,20 +93,20 @@ def joined_pieces(
     Args:
         read: gives a part, some rows at a time.
     """
-    found = _JOINED.fullmatch(name)
-    if found is None or not architecture.interleaves_experts:
+    match = _JOINED.fullmatch(name)
+    if match is None or not architecture.interleaves_experts:
         for part in parts:
             yield from read(part)
         return
-    num_parts = _num_parts(found)
+    num_parts = _num_parts(match)
     for first in range(0, len(parts), num_parts):
-        its = [np.concatenate(list(read(part))) for part in parts[first : first + num_parts]]
-        rows = np.stack(its, axis=1).reshape(-1, *its[0].shape[1:])
+        pieces = [np.concatenate(list(read(part))) for part in parts[first : first + num_parts]]
+        rows = np.stack(pieces, axis=1).reshape(-1, *pieces[0].shape[1:])
         yield np.ascontiguousarray(rows.T)
 
 
-def _num_parts(found: re.Match[str]) -> int:
-    return 2 if found["kind"] == "gate_up" else 1
+def _num_parts(match: re.Match[str]) -> int:
+    return 2 if match["kind"] == "gate_up" else 1
 
 
 def join_experts(weights: Iterable[tuple[str, Array]], architecture: Architecture) -> dict[str, Array]:

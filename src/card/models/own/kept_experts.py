@@ -18,7 +18,7 @@ from card.kernels.number_types import Array, Dtype
 from card.machine.container import num_usable_cores
 from card.machine.memory import is_shortage
 from card.models.architectures import Architecture
-from card.models.files.gguf.kept_weights import KEPT_FOLDER, KeptWeights
+from card.models.files.kept_weights import KEPT_FOLDER, KeptWeights, state_of
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import tensors_written
 from card.models.own.layers import Weight
@@ -47,8 +47,8 @@ def read_experts(
     Raises: ModelError as `experts_in` does, if a scale is no number, or if what is kept is damaged; OSError.
     """
     experts = experts_in(stored, architecture)
-    if dtype is None and cache is not None and experts and (kept := _kept(experts, files, cache)) is not None:
-        return kept
+    if dtype is None and cache is not None and experts and (blocks := _kept(experts, files, cache)) is not None:
+        return blocks
     with ThreadPoolExecutor(num_usable_cores()) as threads:
         weights = threads.map(
             lambda one: one.block_weight(one.panels()) if dtype is None else one.numbers(dtype), experts
@@ -60,20 +60,14 @@ def _kept(
     experts: Sequence[ExpertBlocks], files: Sequence[Path], cache: Path
 ) -> tuple[dict[str, Weight], tuple[MappedWeights, ...]] | None:
     """Return the weights out of a file that is made if it is not there; None if nothing can be kept."""
-    store, state = KeptWeights(cache / KEPT_FOLDER, source=files[0].parent), _state_of(files)
+    store, state = KeptWeights(cache / KEPT_FOLDER, source=files[0].parent), state_of(files)
     name = f"{hashlib.sha256(state.encode()).hexdigest()[:32]}-v{_FORMAT}-mxfp4"
-    kept = store.find(name)
-    if kept is None:
+    folder = store.find(name)
+    if folder is None:
         logger.info("packing experts in MXFP4; this happens once")
         num_bytes = sum(math.prod(one.packed_shape) for one in experts)
-        kept = store.make(name, num_bytes, functools.partial(_write, experts, files, state))
-    return None if kept is None else _mapped(kept, experts)
-
-
-def _state_of(files: Sequence[Path]) -> str:
-    """Return what tells files from others, and from what they were before."""
-    stats = {file: file.stat() for file in files}
-    return "\n".join(f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}" for file, stat in stats.items())
+        folder = store.make(name, num_bytes, functools.partial(_write, experts, files, state))
+    return None if folder is None else _mapped(folder, experts)
 
 
 def _write(experts: Sequence[ExpertBlocks], files: Sequence[Path], state: str, folder: Path) -> None:
@@ -89,17 +83,17 @@ def _write(experts: Sequence[ExpertBlocks], files: Sequence[Path], state: str, f
         with ThreadPoolExecutor(num_usable_cores()) as threads:
             for _ in threads.map(put, experts):
                 pass  # the first error ends it
-    if _state_of(files) != state:
+    if state_of(files) != state:
         raise ModelError(f"{files[0].parent} changed while it was read; start again once it is complete")
 
 
-def _mapped(kept: Path, experts: Sequence[ExpertBlocks]) -> tuple[dict[str, Weight], tuple[MappedWeights, ...]]:
+def _mapped(folder: Path, experts: Sequence[ExpertBlocks]) -> tuple[dict[str, Weight], tuple[MappedWeights, ...]]:
     try:
-        pages = MappedWeights(kept / _NAME)
+        pages = MappedWeights(folder / _NAME)
         return {one.name: one.block_weight(pages.arrays[one.name].reshape(one.packed_shape)) for one in experts}, (
             pages,
         )
     except (OSError, ValueError, LookupError) as error:
         if is_shortage(error):
             raise
-        raise ModelError(f"its converted weights are damaged; delete the folder {kept}") from error
+        raise ModelError(f"its converted weights are damaged; delete the folder {folder}") from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from card.errors import ModelError
+from card.kernels.jit.tables import TOGETHER, LayerTable
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Array, Dtype, Floats
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
@@ -37,13 +39,13 @@ from card.models.own.exact_layers import (
 )
 from card.models.own.exact_rows import IntArray
 from card.models.own.expert_tables import ExpertRoom, expert_table, stand_beside
-from card.models.own.layer_input_tables import factor_at, own_input_table
+from card.models.own.layer_input_tables import factor_at, layer_input_table
 from card.models.own.layers import BlockWeight, Linear
 from card.models.rows.kv_cache import KVLayout, KVShape
 
 
 class _Heads(NamedTuple):
-    """Room of a row in a layer: numbers of heads, as `card.kernels.jit.tables` names them, of one padded size."""
+    """Room of a row in a layer: numbers of heads, as `LayerTable` names them, of one padded size."""
 
     query: int
     key: int
@@ -58,6 +60,16 @@ class _Heads(NamedTuple):
         return self.query + 2 * self.key + self.more + self.spare
 
 
+# The weights of norms by their names in a layer's table.
+_NORMS: Mapping[NormPlace, str] = {
+    "attention_in": "input_norm",
+    "attention_out": "attention_out_norm",
+    "mlp_in": "mlp_norm",
+    "mlp_out": "mlp_out_norm",
+    "query": "query_norm",
+    "key": "key_norm",
+    "delta_out": "delta_norm",
+}
 Rotation = tuple[str, int]  # a kind of angles, and the size of the heads that turn by them
 
 
@@ -66,7 +78,7 @@ class LayerTables:
 
     def __init__(self, model: DecoderModel, pack: Pack, max_model_len: int, kv_dtype: Dtype) -> None:
         """Pack the layers; ``kv_dtype`` is that of keys and values in the cache."""
-        self._code, self._pack = machine_code("tables"), pack
+        self._pack = pack
         self._config, self._architecture = model.config, model.architecture  # not the model, whose weights go
         config, architecture = model.config, model.architecture
         self._residual_scale = architecture.scale("residual", config)
@@ -76,8 +88,8 @@ class LayerTables:
         self._attending = [idx for idx, one in enumerate(self.shapes) if one.mixer == "attention"]
         self._keeping = [idx for idx in self._attending if self.shapes[idx].kv_source is None]
         self._summing = [idx for idx, one in enumerate(self.shapes) if one.mixer != "attention"]
-        its = [self.shapes[idx] for idx in self._keeping]
-        self.layout = KVLayout(tuple(KVShape(one.num_kv_heads, padded_head(one)) for one in its), kv_dtype)
+        shapes = [self.shapes[idx] for idx in self._keeping]
+        self.layout = KVLayout(tuple(KVShape(one.num_kv_heads, padded_head(one)) for one in shapes), kv_dtype)
         self._windows, self._num_positions = layer_windows(config, max_model_len), max_model_len
         kinds = zip(architecture.rotary_kinds(config), self.shapes, strict=True)
         self._kinds: list[Rotation | None] = [None if kind is None else (kind, one.head_size) for kind, one in kinds]
@@ -94,9 +106,7 @@ class LayerTables:
             check_numbers(model, model.weights_of(idx))
             tables.append(self._table(idx, layer))
             release_pages(model)
-        self.tables: IntArray = np.array(tables, np.int64)
-        for table, shape in zip(self.tables.view(np.float32), self.shapes, strict=True):
-            table[2 * self._code.SCALE] = architecture.scale("attention", config, shape.head_size**-0.5)
+        self.tables: IntArray = np.stack(tables)
         self.turn()
 
     def __len__(self) -> int:
@@ -135,8 +145,8 @@ class LayerTables:
     @property
     def alike(self) -> LayerShape:
         """The shape of all layers that attend. Raises: ModelError if their heads differ."""
-        its = (self.shapes[idx] for idx in self._attending)
-        shapes = {(one.num_heads, one.num_kv_heads, one.head_size): one for one in its}
+        attending = (self.shapes[idx] for idx in self._attending)
+        shapes = {(one.num_heads, one.num_kv_heads, one.head_size): one for one in attending}
         if len(shapes) > 1:
             raise ModelError(
                 "the layers' heads differ in number or size, and scores are kept where all are alike; use a method that"
@@ -147,18 +157,20 @@ class LayerTables:
     @property
     def scale(self) -> np.float32:
         """The factor of the scores of such layers."""
-        scale: np.float32 = self.tables.view(np.float32)[self._attending[0], 2 * self._code.SCALE]
-        return scale
+        return np.float32(self._scale(self.shapes[self._attending[0]]))
+
+    def _scale(self, shape: LayerShape) -> float:
+        return self._architecture.scale("attention", self._config, shape.head_size**-0.5)
 
     @property
     def projected(self) -> int:
         """The most channels of queries, keys and values that a layer has, with their padding."""
-        return max(of.all * of.size for of in map(self._heads, self.shapes))
+        return max(heads.all * heads.size for heads in map(self._heads, self.shapes))
 
     @property
     def attended(self) -> int:
         """The most channels that a layer's attention gives, with their padding."""
-        return max(padded(of.out * of.size, GROUP) for of in map(self._heads, self.shapes))
+        return max(padded(heads.out * heads.size, GROUP) for heads in map(self._heads, self.shapes))
 
     @property
     def state_room(self) -> int:
@@ -170,7 +182,7 @@ class LayerTables:
     @property
     def most_together(self) -> int:
         """The most queries whose scores a layer keeps at once."""
-        return max(int(self._code.TOGETHER), *(one.num_heads // one.num_kv_heads for one in self.shapes))
+        return max(TOGETHER, *(one.num_heads // one.num_kv_heads for one in self.shapes))
 
     def _heads(self, shape: LayerShape) -> _Heads:
         """Return the heads that a layer has room for, with their padding; other layers have panels instead."""
@@ -188,7 +200,7 @@ class LayerTables:
 
     def rows_together(self, shape: LayerShape) -> int:
         """Return how many rows of a text a layer attends with at once."""
-        return max(1, int(self._code.TOGETHER) * shape.num_kv_heads // shape.num_heads)
+        return max(1, TOGETHER * shape.num_kv_heads // shape.num_heads)
 
     def turn(self, positions: IntArray | None = None, axes: IntArray | None = None) -> None:
         """Let the layers turn heads by the angles of positions [3, T] whose channels have these axes.
@@ -205,92 +217,88 @@ class LayerTables:
         self._turned_by = tables
         for table, kind in zip(self.tables, self._kinds, strict=True):
             if kind is not None:
-                table[self._code.COS], table[self._code.SIN] = (one.ctypes.data for one in tables[kind])
+                LayerTable.write(table, dict(zip(("cos", "sin"), tables[kind], strict=True)))
 
-    def _table(self, idx: int, layer: DecoderLayer) -> list[int]:
+    def _table(self, idx: int, layer: DecoderLayer) -> IntArray:
         """Pack a layer and return its table."""
-        code, shape = self._code, layer.shape
-        its = linears_of(layer, self._architecture, self._config)
-        linears = self._linears(its, shape, self._order(idx))
-        table = [0] * code.LAYER_SIZE
-        for place, linear in linears.items():
-            table[place : place + code.LINEAR_SIZE] = linear.entry
-        arrays = {**self._norms(layer), **self._filter(layer), **self._of_delta(layer), **self._growth(idx)}
-        if (sinks := self._vectors(layer).get("sinks")) is not None:
-            arrays[code.SINKS] = sinks.astype(np.float32)
-        for place, array in arrays.items():
-            table[place] = array.ctypes.data
-        self.mlp_widths.append(0 if its.mlp is None else linears[code.GATE].scales.shape[0])
-        kind, heads = self._kinds[idx], self._heads(shape)
-        numbers = {
-            code.WINDOW: self._windows[idx] or 0,
-            code.TURNED: 0 if kind is None else self._rotations[kind][0].shape[1],
-            code.HEADS: heads.query,
-            code.KV_HEADS: heads.key,
-            code.MORE_HEADS: heads.more,
-            code.SPARE_HEADS: heads.spare,
-            code.OUT_HEADS: heads.out,
-            code.TURNS_FIRST: self._architecture.turns_first,
-            code.HEAD: shape.head_size,
-            code.PADDED_HEAD: heads.size,
-            code.MLP: self.mlp_widths[-1],
+        shape, kind, heads = layer.shape, self._kinds[idx], self._heads(layer.shape)
+        stored = linears_of(layer, self._architecture, self._config)
+        linears = self._linears(stored, shape, self._order(idx))
+        self.mlp_widths.append(0 if stored.mlp is None else linears["gate"].scales.shape[0])
+        entries: dict[str, Any] = {
+            **linears,
+            **self._norms(layer),
+            **self._filter(layer),
+            **self._of_delta(layer),
+            **self._growth(idx),
             **self._place(idx),
-            code.MADE_KV_HEADS: heads.key if shape.kv_source is None else 0,
-            code.EXPERTS: self._experts(its, layer),
             **self._last(idx, layer),
+            "window": self._windows[idx] or 0,
+            "turned": 0 if kind is None else self._rotations[kind][0].shape[1],
+            "heads": heads.query,
+            "kv_heads": heads.key,
+            "more_heads": heads.more,
+            "spare_heads": heads.spare,
+            "out_heads": heads.out,
+            "turns_first": self._architecture.turns_first,
+            "head_size": shape.head_size,
+            "padded_head": heads.size,
+            "scale": self._scale(shape),
+            "mlp_width": self.mlp_widths[-1],
+            "made_kv_heads": heads.key if shape.kv_source is None else 0,
+            "experts": self._experts(stored, layer),
         }
-        for place, number in numbers.items():
-            table[place] = number
-        self._held += [linears, arrays]
-        return table
+        if (sinks := self._vectors(layer).get("sinks")) is not None:
+            entries["sinks"] = sinks.astype(np.float32)
+        self._held.append(entries)
+        return LayerTable.pack(entries)
 
-    def _place(self, idx: int) -> dict[int, int]:
+    def _place(self, idx: int) -> dict[str, int]:
         """Return where a layer's part of a row lies in the cache, or of a record."""
-        code = self._code
         if idx in self._summing:
             shape, before = self.shapes[idx], self._summing[: self._summing.index(idx)]
             record_at = 4 * sum(self._record_size(one) for one in before)
-            numbers = {code.NUM_TAPS: shape.num_taps, code.RECORD_AT: record_at}
+            numbers = {"num_taps": shape.num_taps, "record_at": record_at}
             if (delta := shape.delta) is not None:
                 numbers |= {
-                    code.KEY_HEADS: delta.num_keys,
-                    code.VALUE_HEADS: delta.num_values,
-                    code.KEY_SIZE: delta.key_size,
-                    code.VALUE_SIZE: delta.value_size,
-                    code.IS_TILED: delta.is_tiled,
-                    code.STATES_CODE: machine_code("gated_delta").advance_states.address,
-                    code.STATE_AT: 4 * self._states_before(idx),
+                    "key_heads": delta.num_keys,
+                    "value_heads": delta.num_values,
+                    "key_size": delta.key_size,
+                    "value_size": delta.value_size,
+                    "is_tiled": delta.is_tiled,
+                    "states_code": machine_code("gated_delta").advance_states.address,
+                    "state_at": 4 * self._states_before(idx),
                 }
             return numbers
         source = self.shapes[idx].kv_source
         number = self._keeping.index(idx if source is None else source)
-        return {code.KV_AT: self.layout.places[number] * self.layout.dtype.itemsize, code.KV_LAYER: number}
+        return {"kv_at": self.layout.places[number] * self.layout.dtype.itemsize, "kv_layer": number}
 
-    def _growth(self, idx: int) -> dict[int, Floats]:
-        """Return what a layer's queries are times at each position, by its place, if they grow."""
+    def _growth(self, idx: int) -> dict[str, Floats]:
+        """Return what a layer's queries are times at each position, if they grow."""
         name, kind = self._architecture.query_growth, self._kinds[idx]
         if name is None or kind is None:
             return {}
         rope = rotary_parameters(self._config)[kind[0]]
-        return {self._code.QUERY_GROWTH: query_growth(rope, float(rope[name]), self._num_positions)}
+        return {"query_growth": query_growth(rope, float(rope[name]), self._num_positions)}
 
-    def _filter(self, layer: DecoderLayer) -> dict[int, Floats]:
-        """Return the weights of a layer's convolution [taps, channels] by their place, if it has one."""
+    def _filter(self, layer: DecoderLayer) -> dict[str, Floats]:
+        """Return the weights of a layer's convolution [taps, channels], if it has one."""
         if not layer.filters:
             return {}
         (stored,) = layer.filters.values()
         taps = stored.reshape(len(stored), -1).T.astype(np.float32)
-        return {self._code.FILTER: np.stack([extended(tap, padded(len(stored), PANEL)) for tap in taps])}
+        return {"filter": np.stack([extended(tap, padded(len(stored), PANEL)) for tap in taps])}
 
-    def _of_delta(self, layer: DecoderLayer) -> dict[int, Floats]:
-        """Return the rates of the heads of the delta rule and what is added to its scores, by their places."""
-        code, vectors = self._code, self._vectors(layer)
+    def _of_delta(self, layer: DecoderLayer) -> dict[str, Floats]:
+        """Return the rates of the heads of the delta rule and what is added to its scores."""
+        vectors = self._vectors(layer)
         if layer.shape.delta is None:
             return {}
         size = padded(layer.shape.delta.num_values, PANEL)
         return {
-            code.RATES: extended(rates_of(vectors["rates"]), size),
-            code.STEP_BIASES: extended(vectors["step_biases"].astype(np.float32), size),
+            "rates": extended(rates_of(vectors["rates"]), size),
+            "step_biases": extended(vectors["step_biases"].astype(np.float32), size),
         }
 
     def _order(self, idx: int) -> list[int] | None:
@@ -300,63 +308,63 @@ class LayerTables:
             return None
         return neighbours_first(rotary_size(self._config, *kind), kind[1])
 
-    def _linears(self, its: Linears, shape: LayerShape, order: list[int] | None) -> dict[int, PackedLinear]:
-        """Return the packed linear layers by their places, but for those of experts."""
-        code, pack = self._code, self._pack
-        if shape.mixer == "short_conv":
-            assert its.key is not None
-            assert its.value is not None
-            found = {code.QUERY: packed(pack, its.query), code.KEY: packed(pack, its.key)}
-            found[code.VALUE] = packed(pack, its.value)
-            found[code.ATTENTION_OUT] = packed(pack, its.out, factor=self._residual_scale, out_multiple=GROUP)
-        elif shape.mixer == "delta_rule":
-            assert its.gates is not None and its.key is not None and its.value is not None
-            found = {code.QUERY: packed(pack, its.query), code.MORE: packed(pack, its.gates)}
-            found |= {code.KEY: packed_scores(its.key), code.VALUE: packed_scores(its.value)}
-            found[code.ATTENTION_OUT] = packed(pack, its.out, factor=self._residual_scale, out_multiple=GROUP)
+    def _linears(self, stored: Linears, shape: LayerShape, order: list[int] | None) -> dict[str, PackedLinear]:
+        """Return the packed linear layers by their names in the table, but for those of experts."""
+        pack = self._pack
+        if shape.mixer == "attention":
+            linears = self._of_attention(stored, shape, order)
         else:
-            heads = self._heads(shape)
-            found = {
-                code.QUERY: packed_heads(pack, its.query, order, heads.query, heads.size),
-                code.ATTENTION_OUT: self._attention_out(its.out, shape),
-            }
-            for place, linear, its_order in ((code.KEY, its.key, order), (code.VALUE, its.value, None)):
-                if linear is not None:
-                    found[place] = packed_heads(pack, linear, its_order, heads.key, heads.size)
-            if its.value is None and its.key is not None:
-                found[code.VALUE] = found[code.KEY]
-            if its.gates is not None:
-                found[code.MORE] = packed_heads(pack, its.gates, None, heads.more, heads.size)
-        if its.mlp is not None:
-            found |= {
-                code.GATE: packed(pack, its.mlp.gate, out_multiple=GROUP),
-                code.UP: packed(pack, its.mlp.up, out_multiple=GROUP),
-                code.DOWN: packed(pack, its.mlp.down, factor=self._residual_scale, out_multiple=GROUP),
-            }
-        return found
+            assert stored.key is not None and stored.value is not None
+            of_states = packed_scores if shape.mixer == "delta_rule" else functools.partial(packed, pack)
+            linears = {"query": packed(pack, stored.query), "key": of_states(stored.key)}
+            linears["value"] = of_states(stored.value)
+            if stored.gates is not None:
+                linears["more"] = packed(pack, stored.gates)
+            linears["attention_out"] = packed(pack, stored.out, factor=self._residual_scale, out_multiple=GROUP)
+        if stored.mlp is not None:
+            linears["gate"] = packed(pack, stored.mlp.gate, out_multiple=GROUP)
+            linears["up"] = packed(pack, stored.mlp.up, out_multiple=GROUP)
+            linears["down"] = packed(pack, stored.mlp.down, factor=self._residual_scale, out_multiple=GROUP)
+        return linears
 
-    def _experts(self, its: Linears, layer: DecoderLayer) -> int:
-        """Pack the experts of a layer and return the address of their table; 0 if it has none."""
+    def _of_attention(self, stored: Linears, shape: LayerShape, order: list[int] | None) -> dict[str, PackedLinear]:
+        """Return the linear layers of attention."""
+        heads = self._heads(shape)
+        parts = {
+            "query": (stored.query, order, heads.query),
+            "key": (stored.key, order, heads.key),
+            "value": (stored.value, None, heads.key),
+            "more": (stored.gates, None, heads.more),
+        }
+        linears = {
+            name: packed_heads(self._pack, linear, its_order, num_heads, heads.size)
+            for name, (linear, its_order, num_heads) in parts.items()
+            if linear is not None
+        }
+        if stored.value is None and stored.key is not None:
+            linears["value"] = linears["key"]
+        return {**linears, "attention_out": self._attention_out(stored.out, shape)}
+
+    def _experts(self, stored: Linears, layer: DecoderLayer) -> IntArray | int:
+        """Pack the experts of a layer and return their table; 0 if it has none."""
         shape = layer.shape
-        if its.experts is None or shape.experts is None:
+        if stored.experts is None or shape.experts is None:
             return 0
         biases = self._vectors(layer).get("expert_biases")
-        made = expert_table(self._pack, its.experts, shape.experts, self._residual_scale, biases)
-        if its.mlp is not None:
+        made = expert_table(self._pack, stored.experts, shape.experts, self._residual_scale, biases)
+        if stored.mlp is not None:
             self._held.append(stand_beside(made.entries, self._architecture, layer, self._width))
         self.expert_rooms.append(made.room)
         self._held.append(made)
-        return int(made.entries.ctypes.data)
+        return made.entries
 
-    def _last(self, idx: int, layer: DecoderLayer) -> dict[int, int]:
+    def _last(self, idx: int, layer: DecoderLayer) -> dict[str, Any]:
         """Return what a layer's table says of its end: the numbers of tokens, and a factor of what there is then."""
         part = self._architecture.vectors.get("layer")
         factor = np.ones(1, np.float32) if part is None else layer.vectors[part.name].astype(np.float32)
-        own = own_input_table(self._architecture, idx, layer, self._pack, factor, self._width)
-        self._held += [factor, own]
-        if own is not None:
-            return {self._code.OWN_INPUT: own.entries.ctypes.data}
-        return {self._code.FACTOR: factor_at(factor)}
+        made = layer_input_table(self._architecture, idx, layer, self._pack, factor, self._width)
+        self._held += [factor, made]
+        return {"factor": factor_at(factor)} if made is None else {"layer_input": made[0]}
 
     def _attention_out(self, linear: Linear, shape: LayerShape) -> PackedLinear:
         """Return the layer whose inputs are heads, each followed by zeros up to its padded size."""
@@ -367,31 +375,23 @@ class LayerTables:
     def _vectors(self, layer: DecoderLayer) -> dict[VectorPlace, Array]:
         return {place: layer.vectors[part.name] for place, part in self._architecture.vectors_of(layer.shape).items()}
 
-    def _norms(self, layer: DecoderLayer) -> dict[int, Floats]:
-        """Return the weights of a layer's norms by their places in its table."""
-        code, architecture, shape = self._code, self._architecture, layer.shape
+    def _norms(self, layer: DecoderLayer) -> dict[str, Floats]:
+        """Return the weights of a layer's norms by their names in its table."""
+        architecture, shape = self._architecture, layer.shape
         width, size = padded(int(self._config.hidden_size), GROUP), padded_head(shape)
-        places: dict[NormPlace, tuple[int, int]] = {
-            "attention_in": (code.INPUT_NORM, 1),
-            "attention_out": (code.ATTENTION_OUT_NORM, 1),
-            "mlp_in": (code.MLP_NORM, 1),
-            "mlp_out": (code.MLP_OUT_NORM, 1),
-            "query": (code.QUERY_NORM, shape.num_heads if architecture.has_wide_norms else 1),
-            "key": (code.KEY_NORM, shape.num_kv_heads if architecture.has_wide_norms else 1),
-            "delta_out": (code.OUT_NORM, 1),
-        }
+        heads_of = {"query": shape.num_heads, "key": shape.num_kv_heads} if architecture.has_wide_norms else {}
         norms = {}
         for name, part in architecture.norms.items():
-            if name not in places or part.name not in layer.norms:  # those of other tables and other layers
+            if name not in _NORMS or part.name not in layer.norms:  # those of other tables and other layers
                 continue
-            place, num_heads = places[name]
+            place = _NORMS[name]
             weight = norm_weight(layer.norms[part.name], 0.0 if name == "delta_out" else architecture.norm_offset)
             if name in ("query", "key"):
-                norms[place] = with_padded_heads(weight, num_heads, 0, size)
+                norms[place] = with_padded_heads(weight, heads_of.get(name, 1), 0, size)
             else:
                 norms[place] = extended(weight, max(width, len(weight)))
         if architecture.norms_values:
-            norms[code.VALUE_NORM] = extended(np.ones(shape.head_size, np.float32), size)
+            norms["value_norm"] = extended(np.ones(shape.head_size, np.float32), size)
         return norms
 
 

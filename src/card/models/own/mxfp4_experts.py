@@ -102,8 +102,8 @@ def experts_in(stored: Mapping[str, Array], architecture: Architecture) -> list[
         stored: tensors of a folder by name; all but those of `is_mxfp4` are left aside.
     Raises: ModelError that names a tensor which is missing or has another shape.
     """
-    found = {match["stem"]: match for name in stored if (match := _match(name, architecture)) is not None}
-    return [one for match in found.values() for one in _each(match, stored, architecture)]
+    matches = {match["stem"]: match for name in stored if (match := _match(name, architecture)) is not None}
+    return [one for match in matches.values() for one in _each(match, stored, architecture)]
 
 
 def with_blocks(weights: Mapping[str, Array], blocks: Mapping[str, Weight]) -> dict[str, Weight]:
@@ -128,9 +128,9 @@ def blocks_explained(blocks: Mapping[str, Weight]) -> Iterator[None]:
         raise ModelError(f"{what}; download it again") from error
 
 
-def _each(found: re.Match[str], stored: Mapping[str, Array], architecture: Architecture) -> Iterator[ExpertBlocks]:
+def _each(match: re.Match[str], stored: Mapping[str, Array], architecture: Architecture) -> Iterator[ExpertBlocks]:
     """Yield the weights of each expert."""
-    names = [f"{found['stem']}_{what}" for what in ("blocks", "scales")]
+    names = [f"{match['stem']}_{what}" for what in ("blocks", "scales")]
     if missing := [name for name in names if name not in stored]:
         raise ModelError(f"{missing[0]} is missing; download it again")
     blocks, scales = (stored[name] for name in names)
@@ -139,13 +139,13 @@ def _each(found: re.Match[str], stored: Mapping[str, Array], architecture: Archi
             f"{names[0]} has shape {list(blocks.shape)} and {names[1]} {list(scales.shape)}, they must be "
             "[experts, out, in / 32, 16] and the same without 16; download it again"
         )
-    kinds = ("down",) if found["kind"] == "down" else ("gate", "up")
-    for expert, (its, its_scales) in enumerate(zip(blocks, scales, strict=True)):
-        both = [(its, its_scales)]
+    kinds = ("down",) if match["kind"] == "down" else ("gate", "up")
+    for expert, (rows, row_scales) in enumerate(zip(blocks, scales, strict=True)):
+        both = [(rows, row_scales)]
         if len(kinds) > 1:
-            both = list(zip(halves(its, architecture), halves(its_scales, architecture), strict=True))
+            both = list(zip(halves(rows, architecture), halves(row_scales, architecture), strict=True))
         for kind, pair in zip(kinds, both, strict=True):
-            yield ExpertBlocks(f"{found['block']}.{expert}.{kind}_proj.weight", *pair)
+            yield ExpertBlocks(f"{match['block']}.{expert}.{kind}_proj.weight", *pair)
 
 
 def _raw_rows(blocks: Array, scales: Array) -> Iterator[tuple[int, Bytes]]:

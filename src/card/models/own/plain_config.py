@@ -33,7 +33,7 @@ _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each need
 _MAY_STATE = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # numbers, or None
 _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
 _PARTIAL = "partial_rotary_factor"
-_STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+_STATED = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 
 
 def read_config(folder: Path, *, is_scaled: bool = False) -> DecoderConfig | None:
@@ -58,13 +58,14 @@ def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
         return None
     if _PARTIAL in raw and not architecture.turns_parts:
         return None
-    older, num_layers = architecture.config_class.older_names, raw.get("num_hidden_layers")
-    if not all(_is_whole(raw.get(older.get(size, size), raw.get(size)), num_layers) for size in _STATED):
+    older, num_layers = architecture.config.older_names, raw.get("num_hidden_layers")
+    stated = (*_STATED, architecture.config.width)
+    if not all(_is_whole(raw.get(older.get(size, size), raw.get(size)), num_layers) for size in stated):
         return None
     try:
         fields = copy.deepcopy(dict(raw))  # the settings of the rotary embedding are written to
         del fields["model_type"]
-        config = architecture.config_class(**fields)
+        config = architecture.make_config(**fields)
         return config if _is_plain(config, architecture) else None
     except Exception:  # a wrong value may raise anything; transformers tells what is wrong
         return None

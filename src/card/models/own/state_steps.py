@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from card.errors import ModelError
+from card.kernels.jit.tables import StepTable
 from card.models.own.exact_rows import IntArray, NewRows
 from card.models.rows.pool_entries import MIN_SHARED_TOKENS
 from card.models.rows.records import Records
@@ -24,7 +25,7 @@ from card.models.rows.records import Records
 # tokens run 747, 588 and 0 rows again after rejections, and repeat 8,178, 11,208 and 11,956 records.
 MOST_UNSURE = 32
 
-Step = tuple[int, int, int, int, int]  # as `card.kernels.jit.tables` names its places
+Step = tuple[int, int, int, int, int]  # the entries of a `StepTable`
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def state_steps(passes: Sequence[NewRows]) -> list[StateSteps]:
 
 def step_table(sequences: Sequence[StateSteps]) -> IntArray:
     """Return the steps of all sequences, one after the other."""
-    return np.array([step for one in sequences for step in one.steps], np.int64).reshape(-1, 5)
+    return np.array([step for one in sequences for step in one.steps], np.int64).reshape(-1, StepTable.size)
 
 
 class _Planner:

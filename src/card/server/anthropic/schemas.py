@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from card.server.anthropic.blocks import Cached, TextBlock, Turn, as_blocks, or_text, remind, texts_of
 from card.server.bodies import fitted
+from card.server.sampling_fields import same_at, with_fields
 from card.server.schemas import MAX_MESSAGES, THINKING_SWITCHES, ChatRequest, StopStrings, TemplateKwargs
 from card.server.strict import Ignored, Strict
 from card.server.tool_schemas import MAX_TOOLS, NAME_PATTERN
@@ -88,6 +89,12 @@ class User(Strict):
     user_id: str = Field("", description="ignored")
 
 
+if TYPE_CHECKING:
+    _Sampled = Strict
+else:
+    _Sampled = with_fields(Strict, "anthropic")
+
+
 class CountRequest(Strict):
     """Body of `POST /v1/messages/count_tokens`."""
 
@@ -162,15 +169,10 @@ class CountRequest(Strict):
         return [{"role": "system", "content": told}] if told else []
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, _Sampled):
     """Body of `POST /v1/messages`. None: the model's generation config decides."""
 
     max_tokens: int = Field(ge=1, lt=2**31)
-    temperature: float | None = Field(None, ge=0.0, le=100.0)
-    top_p: float | None = Field(None, ge=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=-1, lt=2**31)
-    min_p: float | None = Field(None, ge=0.0, lt=1.0)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop_sequences: StopStrings = Field(default_factory=list)
     stream: bool = False
     speculation: Literal["on", "off"] = "on"
@@ -178,6 +180,5 @@ class MessagesRequest(CountRequest):
     service_tier: Literal["auto", "standard_only"] = Field("auto", description="ignored")
 
     def _content(self) -> dict[str, Any]:
-        same = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "speculation")
-        given = self.model_dump(include=set(same))
-        return {**super()._content(), **given, "stop": self.stop_sequences}
+        same = {name: getattr(self, name) for name in ("max_tokens", "stream", "speculation")}
+        return {**super()._content(), **same, **same_at("anthropic", self.model_dump()), "stop": self.stop_sequences}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from card.server.bodies import fitted
+from card.server.sampling_fields import names_at, same_at, with_fields
 from card.server.schemas import MAX_MESSAGES, THINKING_SWITCHES, ChatRequest, CompletionRequest, StopStrings
 from card.server.strict import Strict, takes
 from card.server.tool_schemas import MAX_TOOLS, Tool
@@ -17,26 +18,24 @@ _MAX_IMAGES = 1024
 _Images = Annotated[list[str], Field(max_length=_MAX_IMAGES, fail_fast=True, description="base64")]
 
 
-class OllamaOptions(Strict):
+if TYPE_CHECKING:
+    _Sampled = Strict
+else:
+    _Sampled = with_fields(Strict, "ollama")
+
+
+class OllamaOptions(_Sampled):
     """Options of sampling. Those of loading a model, such as num_ctx, are left aside."""
 
     changing: ClassVar[Mapping[str, tuple[object, ...]]] = {"mirostat": (0,), "typical_p": (1,)}
 
-    temperature: float | None = Field(None, ge=0.0, le=100.0)
-    top_p: float | None = Field(None, ge=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=-1, lt=2**31)
-    min_p: float | None = Field(None, ge=0.0, lt=1.0)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="negative: another one each time")
     num_predict: int | None = Field(None, ge=-2, lt=2**31, description="0 and less set no bound")
     stop: StopStrings = Field(default_factory=list)
-    repeat_penalty: float | None = Field(None, gt=0.0, le=1e6)
-    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
 
     def as_sampling(self) -> dict[str, Any]:
         """Return the fields of a completion that say the same."""
-        given = self.model_dump(exclude={"num_predict", "repeat_penalty", "seed"})
-        given["repetition_penalty"] = self.repeat_penalty
+        given = {**same_at("ollama", self.model_dump()), "stop": self.stop}
         given["seed"] = self.seed if (self.seed or 0) >= 0 else None
         given["max_tokens"] = self.num_predict if (self.num_predict or 0) > 0 else -1
         return given
@@ -121,11 +120,10 @@ class OllamaFields(Strict):
     """The fields that both kinds of request share."""
 
     spelling: ClassVar[Mapping[str, str]] = {
-        **{name: f"options.{name}" for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop")},
-        **{name: f"options.{name}" for name in ("presence_penalty", "frequency_penalty")},
+        **{name: f"options.{name}" for name in ("seed", "stop")},
+        **{name: f"options.{field}" for name, field in names_at("ollama").items()},
         **dict.fromkeys(("max_tokens", "max_completion_tokens"), "options.num_predict"),
         **dict.fromkeys(("grammar", "response_format"), "format"),
-        "repetition_penalty": "options.repeat_penalty",
     }
 
     model: str = ""

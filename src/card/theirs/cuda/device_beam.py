@@ -16,8 +16,8 @@ import torch
 
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.draft_shaping import FindGrammar
+from card.drafting.messages import DraftSpec
 from card.errors import CardError, ProtocolError
-from card.protocol.messages import DraftSpec
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.cuda.device_step import BeamStep, DraftStepResult, NewestLayer, StepShape
 from card.theirs.cuda.graphs import FetchedTensor, bucket_of

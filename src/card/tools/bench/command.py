@@ -13,12 +13,12 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from card.cli.files import check_can_write, writing
-from card.cli.interrupts import INTERRUPTED
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
-from card.cli.remarks import hint_at_int8
-from card.cli.starting import Say
-from card.cli.tables import show
+from card.cli.parts.files import check_can_write, writing
+from card.cli.parts.interrupts import INTERRUPTED
+from card.cli.parts.options import DEMO_DRAFT, DEMO_TARGET, given
+from card.cli.parts.remarks import hint_at_int8
+from card.cli.parts.starting import Say
+from card.cli.parts.tables import show
 from card.config import SamplingParams
 from card.config.registry import settings_of_methods
 from card.config.splitting import engine_settings

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from card.cli.files import OutputPath
-from card.cli.help import command
-from card.cli.options import (
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath
+from card.cli.parts.options import (
     DEMO_DRAFT,
     DEMO_TARGET,
     kernels_option,
@@ -21,7 +21,8 @@ from card.cli.options import (
     wide_option,
     with_options,
 )
-from card.cli.starting import run
+from card.cli.parts.sections import option
+from card.cli.parts.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.registry import settings_of_methods
 from card.tools.bench.row_names import DEFAULT_ROWS, DRAFT_OPTIONS, PRESETS, PUBLISHED, ROWS_ALONE, shipped
@@ -30,12 +31,13 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 
 
 @command(short_help="Measure methods against each other: speed, acceptance, same text.")
-@click.option(
+@option(
     "--methods",
+    section="Method",
     help=f"Rows, or presets ({', '.join(PRESETS)}), with commas; card+beam,suffix is CARD with these writers.  "
     f"[default: {DEFAULT_ROWS}; {ROWS_ALONE} if a pair has no draft model]",
 )
-@click.option("--writers", multiple=True, help="One more row: CARD with these writers.")
+@option("--writers", section="Method", multiple=True, help="One more row: CARD with these writers.")
 @click.option(
     "--data",
     multiple=True,
@@ -48,10 +50,19 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
 @click.option("--skip-long", is_flag=True, help="Leave out prompts too long.")
 @option_of(EngineSettings, "target")
-@click.option("--draft", help=f"Draft model, or none.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}]")
-@click.option("--pair", nargs=2, multiple=True, metavar="TARGET DRAFT", help="A pair; may be given several times.")
-@click.option(
+@option("--draft", section="Models", help=f"Draft model, or none.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}]")
+@option(
+    "--pair",
+    section="Models",
+    nargs=2,
+    multiple=True,
+    metavar="TARGET DRAFT",
+    help="A pair; may be given several times.",
+)
+@option(
     "--target-cost",
+    section="Models",
+    is_common=False,
     multiple=True,
     help="Price of the target, such as 300M, or none; several make several pairs.  [default: none]",
 )
@@ -62,9 +73,17 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option("--repeats", type=int, default=5, show_default=True, help="Runs of each prompt and row.")
 @neutral_options
 @option_of(SamplingParams, "seed", default=0)
-@click.option("--cores", callback=parse_cores, help="Cores, the last one the drafter's.  [default: first and last]")
-@click.option(
+@option(
+    "--cores",
+    section="Machine",
+    is_common=False,
+    callback=parse_cores,
+    help="Cores, the last one the drafter's.  [default: first and last]",
+)
+@option(
     "--sps-lengths",
+    section="Drafting",
+    is_common=False,
     callback=parse_numbers,
     default="2,3,4,5,6,8,10,12",
     show_default=True,
@@ -74,7 +93,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @with_options(*(own_option(name, is_filled=True) for name in settings_of_methods()))
 @wide_option
 @with_options(*(option_of(DraftSettings, name, help=_OF_ROWS) for name in DRAFT_OPTIONS))
-@click.option("--coupling-report", is_flag=True, help="Add rows without coupled noise.")
+@option("--coupling-report", section="Drafting", is_common=False, is_flag=True, help="Add rows without coupled noise.")
 @click.option("--force-acceptance", type=click.FloatRange(0, 1), help="Accept by chance; not exact.")
 @click.option("--trace", type=OutputPath(), help="Trace for ui.perfetto.dev.")
 @click.option("--out", type=OutputPath(), help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, get_args
 
-from card.config.method import Method
-from card.config.registry import all_methods, find_method, methods, settings_of_writers
+from card.config.method import BenchRow, Drafter, Method
+from card.config.registry import all_methods, find_method, methods, records, settings_of_writers
 from card.drafting.local import writer_names
 from card.errors import SettingsError
 from card.family.judges.knobs import parse_judge
@@ -21,9 +21,7 @@ OTHER_NUMBERS = (
     "other numbers"  # of a row that draws or computes with other numbers, so that its text cannot be compared
 )
 SEVERAL_WRITERS = "card-writers"
-SINGLE_WRITERS = ("card", "suffix", "recycling")  # rows that it is compared with
 ALL_CORES, UNCOUPLED = "-all-cores", "-uncoupled"
-PARD = "pard"
 DRAFTER, GRAMMAR = "beam", "grammar"  # the draft model and a request's grammar among the writers
 _OWN_WRITERS = "card+"
 JUDGED = "/"  # sps/relaxed:0.5 is the row sps with that judge
@@ -31,98 +29,79 @@ JUDGED = "/"  # sps/relaxed:0.5 is the row sps with that judge
 # The draft settings that may be given for the rows that take them.
 DRAFT_OPTIONS = ("beam_width", "branch", "budget", "min_verify_prob", "lead", "max_wait_s", "min_depth")
 
-Drafter = Literal["none", "turns", "beside", "own"]  # no model, in turns, on a core of its own, or the policy's choice
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """One of our rows. A row beside a drafter has the target's cores, another one the cores that its name says."""
+class Spec(BenchRow):
+    """One of our rows, and its method."""
 
     method: str
-    drafter: Drafter = "none"
-    is_tuned: bool = False  # policy auto, and nothing set
-    has_lengths: bool = False  # the fastest of the given draft lengths is taken
-    is_as_shipped: bool = (
-        False  # the method's own draft settings for the pair: its length from latencies, if it has one
-    )
-    takes_options: bool = False  # reads the draft settings that the user gives
-    draft: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _spec(method: str, row: BenchRow, **changes: Any) -> Spec:
+    return Spec(method=method, **{one.name: getattr(row, one.name) for one in fields(row)} | changes)
 
 
 def _tuned(method: str, drafter: Drafter = "none", **engine: Any) -> Spec:
-    return Spec(method=method, drafter=drafter, is_tuned=True, engine=engine)
+    return Spec(method=method, name=method, drafter=drafter, is_tuned=True, engine=engine)
 
 
-def _card(verify: str, **draft: Any) -> Spec:
-    return Spec(method="card", drafter="beside", takes_options=True, draft={"verify": verify, **draft})
-
-
-def _rounds(method: str) -> Spec:
-    return Spec(method=method, drafter="beside", is_as_shipped=True)
-
-
-def _row_of(method: Method) -> Spec:
-    """Return the row of a method for which nothing is set by hand: it drafts where it says, with its own settings."""
+def _usual(method: Method) -> BenchRow:
+    """Return the row of a method that states none: it drafts where it says, with its own settings."""
     if method.is_tuned:
-        return _tuned(method.name, "own" if method.needs_draft else "none")
-    if not method.needs_draft:
-        return Spec(method=method.name)
-    if method.placement == "inline":
-        return Spec(method=method.name, drafter="turns", is_as_shipped=True)
-    return _rounds(method.name)
+        return BenchRow(name=method.name, drafter="own" if method.needs_draft else "none", is_tuned=True)
+    is_in_turns = method.placement == "inline"
+    drafter: Drafter = ("turns" if is_in_turns else "beside") if method.needs_draft else "none"
+    return BenchRow(name=method.name, drafter=drafter, is_as_shipped=method.needs_draft, has_twin=drafter == "turns")
 
 
-def _rows_of(found: Iterable[Method]) -> dict[str, Spec]:
-    """Return the rows of these methods, with a twin on all cores for one that drafts in turns."""
-    rows = {method.name: _row_of(method) for method in found}
-    twins = {name + ALL_CORES: spec for name, spec in rows.items() if spec.drafter == "turns"}
-    return dict(sorted({**rows, **twins}.items()))
+def _rows_of(method: Method) -> Iterator[tuple[str, Spec]]:
+    """Yield the rows of a method, and their twins on all cores."""
+    for row in method.rows or (_usual(method),):
+        yield row.name, _spec(method.name, row)
+        if row.has_twin:
+            yield row.name + ALL_CORES, _spec(method.name, row, is_best=True)
 
 
-_TURNS = Spec(method="card", drafter="turns", has_lengths=True, takes_options=True, draft={"verify": "tree"})
-_SPS = Spec(method="sps", drafter="turns", has_lengths=True)
+def _place(method: Method) -> tuple[Any, ...]:
+    """Return the place of a method among the others: plain decoding, what drafts in turns, all others, by name."""
+    if not method.rows:
+        return (len(_DRAFTERS),)
+    rank = _DRAFTERS.index(method.rows[0].drafter)
+    return rank, len(method.writers), method.needs_training
 
-_BY_HAND: Mapping[str, Spec] = MappingProxyType(
-    {
-        ONE_CORE: Spec(method="vanilla"),
-        BASELINE: Spec(method="vanilla"),
-        "sps": _SPS,
-        "sps-all-cores": _SPS,
-        PARD: Spec(method="pard", drafter="turns", has_lengths=True),
-        PARD + ALL_CORES: Spec(method="pard", drafter="turns", has_lengths=True),
-        "ouroboros-all-cores": Spec(method="ouroboros", drafter="turns", has_lengths=True),
-        "card-chain": _card("chain"),
-        "card-tree": _card("tree"),
-        "card-best-first": _card("tree", growth="best-first"),
-        "card-turns-all-cores": _TURNS,
-        "card": _tuned("card", "own"),
-        SEVERAL_WRITERS: _tuned("card", "own", writers=(DRAFTER, "suffix", "recycling")),
-    }
-)
-_WITH_A_ROW = frozenset(spec.method for spec in _BY_HAND.values())
-OURS: Mapping[str, Spec] = MappingProxyType(
-    {
-        **{name: spec for name, spec in _BY_HAND.items() if spec.method in methods()},
-        **_rows_of(method for name, method in methods().items() if name not in _WITH_A_ROW),
-    }
-)
+
+_DRAFTERS = get_args(Drafter)
+_IN_ORDER = sorted(methods().values(), key=_place)  # those of equal places by name
+OURS: Mapping[str, Spec] = MappingProxyType(dict(pair for method in _IN_ORDER for pair in _rows_of(method)))
 DEFAULT_ROWS, ROWS_ALONE = "vanilla,sps,card", "vanilla,suffix,recycling"  # with a draft model and without
+SINGLE_WRITERS = tuple(  # rows that one of several writers is compared with
+    "card" if writer == DRAFTER else writer for writer in OURS[SEVERAL_WRITERS].engine["writers"]
+)
 THEIRS = ("transformers", "transformers-all-cores", "transformers-assisted", "transformers-assisted-all-cores")
-COUPLED = ("sps", "sps-all-cores", "card-chain", "card-tree")  # which may also run without coupled noise
+COUPLED = tuple(name for name, spec in OURS.items() if spec.has_uncoupled)  # which may run without coupled noise
 # Rows of any pair. The other rows need something trained for the pair; only the preset `learned` has them.
 ANY_DRAFT = tuple(name for name, spec in OURS.items() if not find_method(spec.method).needs_training)
 KNOWN = (*OURS, *THEIRS, *(name + UNCOUPLED for name in COUPLED))
+_LEARNED = {  # methods with a part that a training makes
+    method.name
+    for found in records()
+    for method in found.record.methods
+    if method.needs_training or any(one.name.startswith("train ") for one in found.record.commands)
+}
+
+
+def _is_of_schedules(method: Method) -> bool:
+    return bool(method.rows) and not method.writers and not method.needs_training
+
+
 PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "all": (*ANY_DRAFT, *THEIRS),
         "ours": ANY_DRAFT,
-        "schedules": tuple(name for name, spec in OURS.items() if spec.method in ("vanilla", "sps", "card")),
-        "rivals": tuple(
-            name for name in ANY_DRAFT if name not in ("sps", "card-chain", "card-turns-all-cores")
-        ),  # each method once, at its best
+        "schedules": tuple(name for name, spec in OURS.items() if _is_of_schedules(find_method(spec.method))),
+        "rivals": tuple(name for name in ANY_DRAFT if OURS[name].is_best),  # each method once, at its best
         "writers": (ONE_CORE, BASELINE, *SINGLE_WRITERS, SEVERAL_WRITERS),
-        "learned": (*(name for name in OURS if name not in ANY_DRAFT), "specbranch"),
+        "learned": tuple(name for name, spec in OURS.items() if spec.method in _LEARNED),
         "transformers": THEIRS,
     }
 )

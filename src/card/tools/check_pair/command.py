@@ -20,12 +20,12 @@ from card.api.host import Host
 from card.api.llm import LLM
 from card.assembly.drafters import proposed_ids, restricted
 from card.assembly.plan import readable
-from card.cli.chosen_models import resolve_models
-from card.cli.files import read_prompts
-from card.cli.options import DEMO_TARGET, given
-from card.cli.remarks import hint_at_int8
-from card.cli.starting import spinner
-from card.cli.tables import show, table
+from card.cli.parts.chosen_models import resolve_models
+from card.cli.parts.files import read_prompts
+from card.cli.parts.options import DEMO_TARGET, given
+from card.cli.parts.remarks import hint_at_int8
+from card.cli.parts.starting import spinner
+from card.cli.parts.tables import show, table
 from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule
 from card.config.fields import declared
 from card.config.method import ALONE

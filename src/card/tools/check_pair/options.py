@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from card.cli.help import command
-from card.cli.options import (
+from card.cli.parts.command import command
+from card.cli.parts.options import (
     LEAST_CHECKED_TOKENS,
     counted,
     file_option,
@@ -18,7 +18,7 @@ from card.cli.options import (
     wide_option,
     with_options,
 )
-from card.cli.starting import run
+from card.cli.parts.starting import run
 from card.config import EngineSettings
 
 
@@ -26,7 +26,7 @@ from card.config import EngineSettings
 @click.argument("target", required=False)
 @click.argument("draft", required=False)
 @file_option("--prompts", words="Sample prompts, one per line.  [default: word problems]")
-@counted("--max-tokens", default=64, least=LEAST_CHECKED_TOKENS, words="Most new tokens per prompt.")
+@counted("--max-tokens", default=64, least=LEAST_CHECKED_TOKENS, words="Most new tokens per prompt.", section="Text")
 @json_option
 @option_of(EngineSettings, "target_cost")
 @option_of(EngineSettings, "dtype", is_filled=True)

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.chosen_models import resolve_models
-from card.cli.options import given, pop_sampling_params
-from card.cli.starting import spinner
-from card.cli.tables import show, table
+from card.cli.parts.chosen_models import resolve_models
+from card.cli.parts.options import given, pop_sampling_params
+from card.cli.parts.starting import spinner
+from card.cli.parts.tables import show, table
 from card.errors import PlanError
 from card.labs.edge.command import plan_edge, print_edge
 from card.machine.expert_cost import ExpertCounts

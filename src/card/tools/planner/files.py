@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from card.cli.files import writing
+from card.cli.parts.files import writing
 from card.errors import PlanError, SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)

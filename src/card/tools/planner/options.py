@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from card.cli.files import OutputPath
-from card.cli.help import ModeOption, command
-from card.cli.options import (
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath
+from card.cli.parts.options import (
     MOST_RECORDED_TOKENS,
     counted,
     file_option,
@@ -27,7 +27,9 @@ from card.cli.options import (
     wide_option,
     with_options,
 )
-from card.cli.starting import run
+from card.cli.parts.refusals import ModeOption
+from card.cli.parts.sections import option
+from card.cli.parts.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.tools.planner.requests import PoolRequest
 
@@ -51,8 +53,8 @@ def _parse_delays(context: click.Context, param: click.Parameter, value: str | N
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
-@click.option("--target-cost", help="Inflate the model to the price of 300M, say.")
-@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: all, one fewer]")
+@option("--target-cost", section="Models", help="Inflate the model to the price of 300M, say.")
+@option("--threads", section="Machine", callback=parse_numbers, help="Such as 1,2.  [default: all, one fewer]")
 @own_option("ctc")
 @wide_option
 def profile(**options: Any) -> int:
@@ -73,7 +75,7 @@ def profile(**options: Any) -> int:
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True)
 @option_of(DraftSettings, "coupled_noise", is_filled=True, show_default=True)
-@click.option("--methods", callback=parse_names, help="Such as sparsespec.")
+@option("--methods", section="Method", callback=parse_names, help="Such as sparsespec.")
 @own_option("ctc")
 @own_option("kv_selection")
 @option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS)
@@ -87,13 +89,31 @@ def record(**options: Any) -> int:
 
 
 @command(short_help="Predict the speed of every method from profiles and a recording.")
-@click.option("--target", required=True, help="Profile of the target: file, or shipped.")
-@click.option("--draft", help="Profile of the draft model.")
+@option("--target", section="Models", required=True, help="Profile of the target: file, or shipped.")
+@option("--draft", section="Models", help="Profile of the draft model.")
 @click.option("--recording", type=click.Path(dir_okay=False, path_type=Path), help="File of card record.")
 @click.option("--synthetic", type=float, help="Instead: share of right first choices.")
-@click.option("--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]", **_NO_POOL)
-@click.option("--cores", type=int, help="CPU threads of both models.  [default: as profiled]", **_NO_EDGE)
-@click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter's process.", **_NO_EDGE)
+@click.option(
+    "--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]", section="Method", **_NO_POOL
+)
+@click.option(
+    "--cores",
+    type=int,
+    help="CPU threads of both models.  [default: as profiled]",
+    section="Machine",
+    is_common=False,
+    **_NO_EDGE,
+)
+@click.option(
+    "--draft-threads",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Of a drafter's process.",
+    section="Machine",
+    is_common=False,
+    **_NO_EDGE,
+)
 @click.option(
     "--network-ms",
     type=click.FloatRange(0),

@@ -23,6 +23,7 @@ from card.config import DraftSettings, SamplingParams, Schedule
 from card.drafting.draft_writers import make_writer
 from card.drafting.local import writer_names
 from card.drafting.local.protocol import LocalWriter
+from card.drafting.messages import Close, DraftSpec, Open
 from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.engine.replica import draft_spec
@@ -35,7 +36,6 @@ from card.machine.threads import CoreSet
 from card.models.protocol import Extension, LanguageModel, Selective
 from card.models.rows.selection import ChosenRows, choose_rows
 from card.models.runner import RowRunner
-from card.protocol.messages import Close, DraftSpec, Open
 from card.text.tokenizer import Tokenizer
 from card.tools.planner.own_drafts import HEAD
 from card.tools.planner.profile import Overheads

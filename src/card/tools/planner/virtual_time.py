@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from card.assembly.drafters import make_worker
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
+from card.drafting.messages import DrafterMessage, TargetMessage
 from card.drafting.protocol import DraftWriter
 from card.errors import ProtocolError
 from card.links.link import DrafterLink
-from card.protocol.messages import DrafterMessage, TargetMessage
 from card.tree.nodes import Nodes
 
 _LEAST_WAIT_S = 1e-3  # links to other processes wait whole milliseconds

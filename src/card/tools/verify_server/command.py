@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from card import __version__
-from card.cli.files import read_prompts, writing
-from card.cli.starting import spinner
-from card.cli.tables import table
+from card.cli.parts.files import read_prompts, writing
+from card.cli.parts.starting import spinner
+from card.cli.parts.tables import table
 from card.errors import PromptError, SettingsError
 from card.tools.bench.row_names import shipped_folder
 from card.tools.verify_server.comparing import Difference

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
-from card.cli.files import OutputPath
-from card.cli.help import command
-from card.cli.options import counted, file_option, option_of, options_of, parse_names, with_options
-from card.cli.starting import run
+from card.cli.parts.command import command
+from card.cli.parts.files import OutputPath
+from card.cli.parts.options import counted, file_option, option_of, options_of, parse_names, with_options
+from card.cli.parts.sections import option
+from card.cli.parts.starting import run
 from card.tools.verify_server.settings import VerifySettings
+
+_compared = partial(option, section="Comparison")
 
 
 @command("verify-server", short_help="Check that a server writes the same with and without speculation.")
 @click.argument("url")
-@click.option("--reference", metavar="URL", help="Server without speculation.  [default: the same server]")
-@click.option("--plain-fields", metavar="JSON", help='Fields that switch it off, such as {"speculation": "off"}.')
-@click.option("--model", help="Name of the model.  [default: its first]")
-@click.option("--reference-model", help="The same for --reference.")
+@_compared("--reference", metavar="URL", help="Server without speculation.  [default: the same server]")
+@_compared(
+    "--plain-fields",
+    metavar="JSON",
+    help='Fields that switch it off, such as {"speculation": "off"}.',
+)
+@option("--model", section="Models", help="Name of the model.  [default: its first]")
+@_compared("--reference-model", help="The same for --reference.")
 @click.option("--api-key", envvar="CARD_API_KEY", help="Key of the server; better in CARD_API_KEY.")
-@click.option("--reference-api-key", envvar="CARD_REFERENCE_API_KEY", help="The same for --reference.")
+@_compared("--reference-api-key", envvar="CARD_REFERENCE_API_KEY", help="The same for --reference.")
 @option_of(VerifySettings, "api", is_filled=True)
-@click.option("--only", callback=parse_names, help="Run these alone, such as greedy.")
-@click.option("--skip", callback=parse_names, help="Leave out these, such as seeded.")
+@_compared("--only", callback=parse_names, help="Run these alone, such as greedy.")
+@_compared("--skip", callback=parse_names, help="Leave out these, such as seeded.")
 @file_option("--prompts", words="Prompts, one per line or JSON lines.  [default: word problems]")
 @counted("--limit", default=8, least=2, words="Most prompts asked.")
 @with_options(*options_of(VerifySettings, "max_tokens concurrency seed temperature", is_filled=True))

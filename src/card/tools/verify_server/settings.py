@@ -34,12 +34,18 @@ class VerifySettings:
 
     api: Api = setting("auto", "Ask by chat, completions, or what works (auto).")
     plain_fields: dict[str, Any] | None = None  # of a request, to switch speculation off; None: the server's own switch
-    max_tokens: int = setting(64, "Most new tokens of an answer.", least=1)
+    max_tokens: int = setting(64, "Most new tokens of an answer.", least=1, section="Text", is_common=True)
     concurrency: int = setting(4, "Questions at once.", least=2)
-    temperature: float = setting(1.0, "Of the seeded questions.", above=0, below=math.inf)
-    seed: int = setting(1, "Seed of the first seeded question.")  # the others count on from it
+    temperature: float = setting(
+        1.0, "Of the seeded questions.", above=0, below=math.inf, section="Text", is_common=True
+    )
+    seed: int = setting(
+        1, "Seed of the first seeded question.", section="Text", is_common=True
+    )  # the others count on from it
     timeout_s: float = setting(120.0, "Seconds for one answer.", above=0, below=math.inf, unit="seconds")
-    logprob_tolerance: float = setting(0.1, "Log-probabilities this close count as equal.", least=0)
+    logprob_tolerance: float = setting(
+        0.1, "Log-probabilities this close count as equal.", least=0, section="Comparison"
+    )
 
     def __post_init__(self) -> None:
         check(self)

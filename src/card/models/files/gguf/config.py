@@ -67,7 +67,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
     ends = end_ids(metadata)
     stated = {
         "architectures": [architecture.model_class],
-        "model_type": architecture.config_class.model_type,
+        "model_type": architecture.model_type,
         **_biases(places, architecture),
         **_scales(facts, architecture, head_dim),
         **{of: facts.cap(cap) for cap, of in architecture.caps.items()},
@@ -80,11 +80,11 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "hidden_size": hidden,
         "intermediate_size": _mlp_width(facts),
         "max_position_embeddings": facts.whole("context_length"),
-        **({_CONTEXT: _first_context(facts)} if _CONTEXT in architecture.config_class.defaults() else {}),
+        **({_CONTEXT: _first_context(facts)} if _CONTEXT in architecture.config_fields.defaults else {}),
         "num_attention_heads": heads,
         "num_hidden_layers": num_layers,
         **_kv_heads(facts, architecture, heads),
-        **{of: facts.whole(key) for of, key in architecture.gguf_sizes.items()},
+        **{of: facts.whole(key) for of, key in architecture.gguf_numbers.items()},
         architecture.norm_eps: facts.number(_NORM_EPS[architecture.centres]),
         "rope_parameters": _rotations(header, facts, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
@@ -94,7 +94,11 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "pad_token_id": special_id(metadata, "padding"),
         _SAMPLING: _sampling(metadata),
     }
-    stated |= {**architecture.gguf_fields(stated), **architecture.gguf_layers(facts, places, stated)}
+    stated |= {
+        **architecture.gguf.constants,
+        **architecture.gguf.fields(stated),
+        **architecture.gguf.layers(facts, places, stated),
+    }
     config = {**stated, **stated_experts(facts, architecture)}
     if architecture.gguf_experts:
         check_router(facts, architecture, config)
@@ -159,19 +163,19 @@ def _kv_heads(facts: GgufFacts, architecture: Architecture, heads: int | list[in
 
 def _attending(facts: GgufFacts, architecture: Architecture) -> list[bool] | None:
     """Return which layers attend; None if those do that have KV heads."""
-    if not architecture.gguf_period:
+    if not architecture.gguf.period:
         return None
     stated = facts.of_layers(RECURRENT)
     if stated is not None:
         return [not one for one in stated]
-    period = facts.whole(PERIOD, architecture.gguf_period)
+    period = facts.whole(PERIOD, architecture.gguf.period)
     return [layer % period == 0 for layer in range(1, facts.num_layers + 1)]
 
 
 def _activation(architecture: Architecture) -> dict[str, str]:
     """Return the field of the config that names the gate's activation, which no file states."""
     of = architecture.activation
-    return {} if of is None else {of: architecture.config_class.defaults()[of]}
+    return {} if of is None else {of: architecture.config_fields.defaults[of]}
 
 
 def _biases(places: Mapping[str, TensorPlace], architecture: Architecture) -> dict[str, bool]:
@@ -196,7 +200,7 @@ def _windows(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
     if not architecture.has_windows:
         if window:
             raise GgufError(
-                f"has a sliding window, which {architecture.gguf_name} models have not here; use a folder saved by "
+                f"has a sliding window, which {architecture.gguf.name} models have not here; use a folder saved by "
                 "transformers"
             )
         return {}
@@ -212,7 +216,7 @@ def _rotations(
     header: Header, facts: GgufFacts, architecture: Architecture, head_dim: int
 ) -> dict[str, dict[str, Any]] | dict[str, Any]:
     """Return the settings of the angles, once for each kind of layer where layers with a window have their own."""
-    rope, thetas = rope_of(header, facts, head_dim), architecture.config_class.default_theta
+    rope, thetas = rope_of(header, facts, head_dim), architecture.config_fields.theta
     if architecture.turns_parts and rope["rope_type"] != PROPORTIONAL:
         turned = facts.whole(_TURNED, head_dim)
         if turned > head_dim or turned % 2:

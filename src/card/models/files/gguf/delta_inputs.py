@@ -19,7 +19,7 @@ _QKV, _GATES, _JOINED = ".in_proj_qkv.weight", ".in_proj_z.weight", ".in_proj_qk
 def joined_inputs(weights: Sequence[Weight], config: Mapping[str, Any]) -> list[Weight]:
     """Return weights as a folder has them: several of one name are its rows, one after the other."""
     architecture, plain = find_architecture(config["model_type"]), config_of(config)
-    if architecture is None or architecture.gguf_linears is None or plain is None:
+    if architecture is None or architecture.gguf.linears is None or plain is None:
         return list(weights)
     by_name, found = {weight.name: weight for weight in weights}, list[Weight]()
     for weight in weights:

@@ -35,16 +35,17 @@ def stated_experts(facts: GgufFacts, architecture: Architecture) -> dict[str, An
             " (expert_count); copy or download it again"
         )
     fields: dict[str, Any] = {field: facts.whole(key) for field, key in architecture.gguf_experts.items()}
-    if architecture.gguf_expert_scale is not None:
+    if architecture.gguf.expert_scale is not None:
         scale = facts.number(EXPERT_SCALE) if facts.optional(EXPERT_SCALE, 0) != 0 else 1.0  # 0 means none
-        fields[architecture.gguf_expert_scale] = scale
+        fields[architecture.gguf.expert_scale] = scale
     normed = facts.optional("expert_weights_norm", None)
     return fields if normed is None else {**fields, "norm_topk_prob": bool(normed)}
 
 
 def check_router(facts: GgufFacts, architecture: Architecture, config: Mapping[str, Any]) -> None:
     """Check that experts are chosen by the router that the architecture has. Raises: GgufError."""
-    own, name = (_SIGMOIDS, "sigmoid") if architecture.gguf_has_sigmoids else (_SOFTMAX, "softmax")
+    rule = architecture.experts
+    own, name = (_SIGMOIDS, "sigmoid") if rule is not None and rule.has_sigmoids else (_SOFTMAX, "softmax")
     kind = facts.optional("expert_gating_func", own)
     is_normed = config.get("norm_topk_prob", True)
     if kind not in (_UNSTATED, own) and not (own == _SOFTMAX and kind == _SOFTMAX_OF_CHOSEN and is_normed):

@@ -16,7 +16,7 @@ def joined_weights(weights: Sequence[Weight], config: Mapping[str, Any]) -> list
     architecture = find_architecture(config["model_type"])
     assert architecture is not None
     whole = {
-        part: (joined, place) for joined, parts in architecture.gguf_joins.items() for place, part in enumerate(parts)
+        part: (joined, place) for joined, parts in architecture.gguf.joins.items() for place, part in enumerate(parts)
     }
     found = [_renamed(weight, whole) for weight in weights]
     order = sorted(range(len(found)), key=lambda idx: found[idx][1])  # parts of one may stand in any order

@@ -177,12 +177,12 @@ class GgufFacts:
     def check(self, path: Path, architecture: Architecture) -> None:
         """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
         known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in architecture.scales}
-        known |= {*architecture.gguf_sizes.values(), *architecture.gguf_keys}
-        known |= architecture.gguf_ignored | ({PERIOD, RECURRENT} if architecture.gguf_period else set())
+        known |= {*architecture.gguf_numbers.values(), *architecture.gguf.keys}
+        known |= architecture.gguf.ignored | ({PERIOD, RECURRENT} if architecture.gguf.period else set())
         idle = _IDLE
         if architecture.gguf_experts:
-            of_them = {*architecture.gguf_sizes.values(), *architecture.gguf_experts.values()}
-            if architecture.gguf_expert_scale is not None:
+            of_them = {*architecture.gguf_numbers.values(), *architecture.gguf_experts.values()}
+            if architecture.gguf.expert_scale is not None:
                 of_them.add(EXPERT_SCALE)
             known |= of_them
             must_be_idle = _IDLE_WITH_EXPERTS.keys() - of_them

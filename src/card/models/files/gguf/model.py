@@ -244,11 +244,11 @@ def _architecture(header: Header) -> Architecture:
     """Return what the model is made of. Raises: GgufError if it is no model, or of an architecture not known here."""
     if (kind := header.metadata.get("general.type", "model")) != "model":
         raise GgufError(f"holds no model but the type {str(kind)[:40]}; give the file of the model itself")
-    known = [one for one in all_architectures() if one.gguf_name]
-    found = [one for one in known if header.architecture in one.gguf_names]
+    known = [one for one in all_architectures() if one.gguf.name]
+    found = [one for one in known if header.architecture in one.gguf.names]
     if not found:
         names, relative = (
-            dict.fromkeys(name for one in known for name in one.gguf_names),
+            dict.fromkeys(name for one in known for name in one.gguf.names),
             RELATIVES.get(header.architecture),
         )
         instead = f"use a folder saved by transformers (its {relative} runs)" if relative else "try its folder"
@@ -256,7 +256,7 @@ def _architecture(header: Header) -> Architecture:
             f"holds a model of the architecture {header.architecture[:40] or 'unknown'}, which is not read from GGUF "
             f"files: {instead}; those of {', '.join(names)} are read"
         )
-    found.sort(key=lambda one: one.gguf_name != header.architecture)
+    found.sort(key=lambda one: one.gguf.name != header.architecture)
     asked: tuple[tuple[str, Callable[[Architecture], bool]], ...] = (
         ("expert_count", lambda one: bool(one.gguf_experts)),
         (SHARED_WIDTH, lambda one: SHARED_WIDTH in one.gguf_experts.values()),
@@ -293,7 +293,7 @@ def _weight(place: TensorPlace, architecture: Architecture, config: DecoderConfi
         raise GgufError(f"has a tensor {place.name}, which is not known here; use a folder saved by transformers")
     if part in architecture.filters:
         place = replace(place, shape=(place.shape[0], 1, *place.shape[1:]))  # as folders have it
-    is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
+    is_paired = architecture.gguf.pairs and name in ("attn_q", "attn_k")
     order = row_order(place.shape[0], head_dim(config)) if is_paired else None
     if part is architecture.norms.get("delta_out"):
         offset = 0.0
@@ -305,7 +305,7 @@ def _untiled(part: Part, architecture: Architecture, config: DecoderConfig) -> U
     """Return how the model has a part whose value heads files have in another order; None for as they are."""
     shapes = (architecture.layer_shape(config, idx).delta for idx in range(config.num_hidden_layers))
     delta = next((one for one in shapes if one is not None), None)
-    if not architecture.gguf_is_tiled or delta is None or delta.num_values == delta.num_keys:
+    if not architecture.gguf.is_tiled or delta is None or delta.num_values == delta.num_keys:
         return None
     heads = np.arange(delta.num_values).reshape(-1, delta.num_keys).T.reshape(-1, 1)
     channels = (heads * delta.value_size + np.arange(delta.value_size)).ravel()

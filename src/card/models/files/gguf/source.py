@@ -24,7 +24,6 @@ from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
-from card.models.files.gguf.kept_weights import KEPT_FOLDER, KeptWeights
 from card.models.files.gguf.model import GgufHeader, GgufModel, block_of, model_of, read_gguf, read_kept_ids
 from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
@@ -36,6 +35,7 @@ from card.models.files.gguf.tokenizer import (
     write_tokenizer,
 )
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight
+from card.models.files.kept_weights import KEPT_FOLDER, KeptWeights, state_of
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.decoder_model import DecoderModel
@@ -65,7 +65,7 @@ class GgufSource:
             cache: the folder for what is kept between starts; None keeps nothing.
         """
         self._path = path
-        self._state = _state_of(path)
+        self._state = state_of(part_files(path))
         self._store = None if cache is None else KeptWeights(cache / KEPT_FOLDER, source=path)
 
     @functools.cached_property
@@ -174,7 +174,7 @@ class GgufSource:
         """Return the model with these weights; ``as_stored`` if their heads have the file's order."""
         architecture = find_architecture(self.config["model_type"])
         assert architecture is not None
-        marks = {TILED: True} if as_stored and architecture.gguf_is_tiled else {}
+        marks = {TILED: True} if as_stored and architecture.gguf.is_tiled else {}
         config = config_of({**self.config, **marks})
         assert config is not None
         config.dtype = dtype.name
@@ -336,7 +336,7 @@ class GgufSource:
         self._check_unchanged()
 
     def _check_unchanged(self) -> None:
-        if _state_of(self._path) != self._state:
+        if state_of(part_files(self._path)) != self._state:
             raise GgufError("changed while it was read; start again once it is complete")
 
 
@@ -349,12 +349,6 @@ def _tokenizer_explained() -> Iterator[None]:
         raise
     except Exception as error:
         raise GgufError(f"has a tokenizer that cannot be used: {' '.join(str(error).split())[:150]}") from error
-
-
-def _state_of(path: Path) -> str:
-    """Return what tells a file and its parts from others, and from what they were before. Raises: OSError."""
-    stats = {part: part.stat() for part in part_files(path)}
-    return "\n".join(f"{part.resolve()}|{stat.st_size}|{stat.st_mtime_ns}" for part, stat in stats.items())
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

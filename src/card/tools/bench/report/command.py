@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from card.cli.files import writing
-from card.cli.tables import show
+from card.cli.parts.files import writing
+from card.cli.parts.tables import show
 from card.errors import BenchError
 from card.tools.bench.report.page import render
 from card.tools.bench.report.table import write_csv

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from card.cli.starting import Say, load, spinner
+from card.cli.parts.starting import Say, load, spinner
 from card.models.files.known_pairs import gigabytes
 from card.models.files.places import hub_file, local_model
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.cli.fetching import fetch_models
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET, NO_DRAFT, given
-from card.cli.starting import load, spinner, start_drafter_child, tell
+from card.cli.parts.fetching import fetch_models
+from card.cli.parts.options import DEMO_DRAFT, DEMO_TARGET, NO_DRAFT, given
+from card.cli.parts.starting import load, spinner, start_drafter_child, tell
 from card.config.method import default_method
 from card.config.registry import find_method
 from card.errors import SettingsError, named, spelled

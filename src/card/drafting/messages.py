@@ -31,7 +31,11 @@ _MAX_POINTS = 256
 _MAX_PASS_S = 3600.0
 _MAX_FINGERPRINT = 256
 _BEAM_WIDTHS = declared(TreeShape)["beam_width"].rule.bounds
-_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_OF_RULES = tuple(  # parts of a rule that are settings of a request with bounds of their own
+    name
+    for name, one in declared(ShapingRule).items()
+    if one.kind in (int, float) and not one.is_list and name in declared(SamplingParams)
+)
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,7 +272,7 @@ def _is_sound(rule: ShapingRule) -> bool:
         and 0 <= rule.min_tokens <= MAX_COUNT
         and min(ids, default=0) >= 0
         and max(ids, default=0) < MAX_COUNT
-        and not any(params[name].fault(getattr(rule, name)) for name in _PENALTIES)
+        and not any(params[name].fault(getattr(rule, name)) for name in _OF_RULES)
         and all(abs(value) <= 100.0 for _, value in rule.logit_bias)
     )
 

@@ -9,16 +9,16 @@ renames at the end. Processes that read an entry map its files, so the data stay
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from card.machine.file_locks import alone_at, is_held
 from card.machine.folders import PRIVATE_FOLDER, is_safe_folder, make_private, why_unsafe
 from card.machine.memory import is_shortage
-from card.models.files.gguf.sealed import is_whole, seal
+from card.models.files.sealed import is_whole, seal
 from card.models.warn_once import warn_once
 
 KEPT_FOLDER = "gguf"  # below the cache folder
@@ -75,7 +75,7 @@ class KeptWeights:
             return None
         try:
             make_private(self._folder)
-            with _alone_at(self._folder / f"{name}.lock"):
+            with alone_at(self._folder / f"{name}.lock"):
                 return self.find(name) or self._written(self._folder / name, num_bytes, write)
         except OSError as error:
             if is_shortage(error):
@@ -97,14 +97,7 @@ class KeptWeights:
         """Return whether a process holds the lock of an unfinished entry."""
         if not folder.name.endswith(_UNFINISHED):
             return False
-        try:
-            with folder.with_name(folder.name.removesuffix(_UNFINISHED) + ".lock").open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
-        return False
+        return is_held(folder.with_name(folder.name.removesuffix(_UNFINISHED) + ".lock"))
 
     def _is_safe(self) -> bool:
         return is_safe_folder(self._folder, "converted weights")
@@ -150,20 +143,10 @@ class KeptWeights:
             )
 
 
-@contextlib.contextmanager
-def _alone_at(file: Path) -> Iterator[None]:
-    """Wait until no other process is here; the file is there only meanwhile. Raises: OSError."""
-    is_mine = False
-    while not is_mine:
-        with file.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):  # the process that held the lock before has removed it
-                is_mine = os.path.samestat(os.fstat(lock.fileno()), file.stat())
-            if is_mine:
-                try:
-                    yield
-                finally:
-                    file.unlink(missing_ok=True)
+def state_of(files: Iterable[Path]) -> str:
+    """Return what tells files from others, and from what they were before. Raises: OSError."""
+    stats = {file: file.stat() for file in files}
+    return "\n".join(f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}" for file, stat in stats.items())
 
 
 def _source_of(folder: Path) -> str:

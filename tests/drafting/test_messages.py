@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import Grammar, Growth, SamplingRule, ShapingRule, TreeShape
-from card.errors import ProtocolError, plain_words
-from card.protocol.messages import (
+from card.drafting.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Close,
@@ -43,6 +42,7 @@ from card.protocol.messages import (
     decode,
     encode,
 )
+from card.errors import ProtocolError, plain_words
 from card.tree.nodes import NewNodes
 from tests.drafts import draft_spec
 from tests.examples import settings

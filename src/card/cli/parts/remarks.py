@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from card.cli.options import DEMO_TARGET
-from card.cli.starting import tell
+from card.cli.parts.options import DEMO_TARGET
+from card.cli.parts.starting import tell
 from card.config import SamplingParams
 
 if TYPE_CHECKING:  # loaded when a command runs
     from card.api.llm import LLM
 
 _KNOWS = "is built in and small: it knows grade-school word problems only"
-_HINTED = "card.cli.remarks.hinted"  # of a command's run
+_HINTED = "card.cli.parts.remarks.hinted"  # of a command's run
 
 
 def demo_note(target: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
+from card.cli.parts.sections import CardOption, F, option
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
 from card.config.method import default_method
@@ -18,10 +20,6 @@ from card.errors import SettingsError, named
 from card.text.lines import text_of
 from card.text.parts.formats import AUTO, FORMATS
 
-if TYPE_CHECKING:  # loaded when a command runs
-    pass
-
-F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 NO_DRAFT = "none"
 MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, by default
@@ -92,7 +90,9 @@ def option_of(
     elif one.is_list and not how.get("multiple"):
         how.setdefault("callback", parse_names if one.kind is str else parse_numbers)
     how["callback"] = _checked(one, how.get("callback"))
-    return click.option(*flags, name, **({"help": words} | how))
+    usual: dict[str, Any] = {"cls": CardOption, "help": words, "section": one.rule.section}
+    usual["is_common"] = one.rule.is_common or not one.rule.section
+    return click.option(*flags, name, **(usual | how))
 
 
 def _checked(one: Setting, parse: _Parse | None) -> _Parse:
@@ -111,11 +111,29 @@ def options_of(kind: type, names: str, **how: Any) -> list[Callable[[F], F]]:
     return [option_of(kind, name, **how) for name in names.split()]
 
 
-def counted(*flags: str, default: int | None = None, least: int = 1, words: str) -> Callable[[F], F]:
+def options_in(
+    kind: type, *sections: str, how: Mapping[str, Mapping[str, Any]] | None = None, **common: Any
+) -> list[Callable[[F], F]]:
+    """Return the options of all settings of a class that have one.
+
+    Args:
+        sections: of the help; without any, all.
+        how: what is special about some options, by name; "flags" are theirs.
+        common: further arguments of all of them, as in `option_of`.
+    """
+    found = []
+    for name, one in declared(kind).items():
+        if one.rule.is_option and (not sections or one.rule.section in sections):
+            own = {**common, **_SPECIAL.get(name, {}), **(how or {}).get(name, {})}
+            found.append(option_of(kind, name, *own.pop("flags", ()), **own))
+    return found
+
+
+def counted(*flags: str, default: int | None = None, least: int = 1, words: str, section: str = "") -> Callable[[F], F]:
     """Return an option for a whole number of ``least`` or more; ``words`` are its help."""
     shows_default = default is not None
     kind = click.IntRange(least, (1 << 63 if "--seed" in flags else 1 << 31) - 1)  # what libraries have room for
-    return click.option(*flags, type=kind, default=default, show_default=shows_default, help=words)
+    return option(*flags, section=section, type=kind, default=default, show_default=shows_default, help=words)
 
 
 def file_option(
@@ -130,8 +148,8 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Return a decorator that adds the options to a command, in their order."""
 
     def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
+        for one in reversed(options):
+            command = one(command)
         return command
 
     return add
@@ -143,14 +161,42 @@ _WRITERS = (
 )
 
 
+# What options of settings have besides that which their declarations say.
+_SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "draft": {
+        "help": f"Draft model, named like MODEL, mtp or {NO_DRAFT}.  "
+        f"[default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]"
+    },
+    "writers": {"help": _WRITERS},
+    "answer_format": {
+        "flags": ("--answer-format", "--tool-parser", "--tool-call-parser"),
+        "type": click.Choice((AUTO, *FORMATS)),
+    },
+    **{name: {"metavar": "FILE"} for name in ("chat_template", "tool_template")},
+    **{name: {"is_filled": True} for name in ("dtype", "device", "draft_threads")},
+    **{name: {"callback": parse_cores} for name in ("cores", "draft_cores")},
+    "draft_optional": {"flags": ("--draft-optional/--draft-required",)},
+    "stop": {"multiple": True},
+    "logit_bias": {
+        "multiple": True,
+        "callback": parse_biases,
+        "metavar": "ID=VALUE",
+        "help": "Add VALUE, -100 to 100, to the logit of this token; may be given several times.",
+    },
+    "speculates": {"flags": ("--speculation/--no-speculation",), "is_filled": True},
+}
+
+
 def _use_kernels(context: click.Context, _: click.Parameter, kind: str | None) -> None:
     """Set the kind for this process and the drafter's, the only ones that compile."""
     if kind is not None and not context.resilient_parsing:
         os.environ[KERNELS_VARIABLE] = kind
 
 
-kernels_option = click.option(
+kernels_option = option(
     "--kernels",
+    section="Machine",
+    is_common=False,
     type=click.Choice(KERNEL_KINDS),
     envvar=KERNELS_VARIABLE,
     expose_value=False,
@@ -158,41 +204,10 @@ kernels_option = click.option(
     help="Instructions that exact passes multiply with.  [default: the fastest here]",
 )
 pair_options = with_options(
-    option_of(EngineSettings, "target"),
-    option_of(
-        EngineSettings,
-        "draft",
-        help=f"Draft model, named like MODEL, mtp or {NO_DRAFT}.  "
-        f"[default: {DEMO_DRAFT} beside {DEMO_TARGET}; see card pairs]",
-    ),
-)
-_answer_options = with_options(
-    option_of(
-        EngineSettings,
-        "answer_format",
-        "--answer-format",
-        "--tool-parser",
-        "--tool-call-parser",
-        type=click.Choice((AUTO, *FORMATS)),
-    ),
-    *options_of(EngineSettings, "chat_template tool_template", metavar="FILE"),
+    option_of(EngineSettings, "target"), option_of(EngineSettings, "draft", **_SPECIAL["draft"])
 )
 model_options = with_options(
-    pair_options,
-    _answer_options,
-    option_of(EngineSettings, "dtype", is_filled=True),
-    *options_of(EngineSettings, "draft_dtype draft_vocab"),
-    kernels_option,
-    option_of(EngineSettings, "device", is_filled=True),
-    *options_of(
-        EngineSettings,
-        "draft_device target_cost max_model_len max_num_seqs kv_cache_memory kv_offload prefix_cache "
-        "prefix_cache_size prefill_chunk",
-    ),
-    option_of(EngineSettings, "threads"),
-    option_of(EngineSettings, "draft_threads", is_filled=True),
-    *options_of(EngineSettings, "cores draft_cores", callback=parse_cores),
-    *options_of(EngineSettings, "wait_for_drafter cache check cache_dir drafter_timeout_s"),
+    *options_in(EngineSettings, "Models"), kernels_option, *options_in(EngineSettings, "Machine")
 )
 
 
@@ -205,14 +220,18 @@ def _extras() -> str:
     )
 
 
-def _method_option(*names: str) -> Callable[[F], F]:
+def _how_it_drafts(*names: str) -> Callable[[F], F]:
+    """Return the options of method and draft server, where these methods may be named."""
     others = ", ".join(sorted(all_methods().keys() - methods().keys()))
-    return option_of(
-        EngineSettings,
-        "method",
-        shell_complete=lambda _, __, begun: [name for name in names if name.startswith(begun)],
-        help=f"One of {', '.join(methods())}{f'; {others} in generate' if others else ''}{_extras()}.  "
+    method = {
+        "shell_complete": lambda _, __, begun: [name for name in names if name.startswith(begun)],
+        "help": f"One of {', '.join(methods())}{f'; {others} in generate' if others else ''}{_extras()}.  "
         f"[default: {default_method(has_draft=True)}; {default_method(has_draft=False)} without a draft model]",
+    }
+    return with_options(
+        *options_in(EngineSettings, "Method", how={"method": method}),
+        *(one for kind in own_kinds() for one in options_in(kind)),
+        *options_in(EngineSettings, "Draft server"),
     )
 
 
@@ -224,54 +243,25 @@ def own_option(name: str, **how: Any) -> Callable[[F], F]:
 def options_of_methods(command: F) -> F:
     """Add the options of methods that only `card generate` runs."""
     kinds = [method.settings for method in all_methods().values() if method.settings is not None]
-    return with_options(*(option_of(kind, name) for kind in kinds for name in declared(kind)))(command)
+    return with_options(*(one for kind in kinds for one in options_in(kind)))(command)
 
 
-_how_it_drafts = with_options(
-    *options_of(EngineSettings, "placement schedule policy"),
-    option_of(EngineSettings, "writers", help=_WRITERS),
-    *(option_of(kind, name) for kind in own_kinds() for name in declared(kind)),
-    option_of(EngineSettings, "draft_address"),
-    option_of(EngineSettings, "draft_optional", "--draft-optional/--draft-required"),
-    option_of(EngineSettings, "draft_keys"),
-)
-method_options = with_options(_method_option(*methods()), _how_it_drafts)
-all_method_options = with_options(_method_option(*all_methods()), _how_it_drafts, options_of_methods)
-draft_options = with_options(
-    *options_of(
-        DraftSettings,
-        "verify beam_width branch budget min_verify_prob lead num_speculative_tokens coupled_noise max_wait_s "
-        "min_depth waits_after_miss growth branch_below fan_out",
-        shows_default=False,
-    )
-)
+method_options = _how_it_drafts(*methods())
+all_method_options = with_options(_how_it_drafts(*all_methods()), options_of_methods)
+draft_options = with_options(*options_in(DraftSettings, "Drafting", shows_default=False))
+_form = partial(option, section="Form of the answer")
 sampling_options = with_options(
-    *options_of(SamplingParams, "max_tokens temperature top_k top_p min_p seed"),
-    option_of(SamplingParams, "stop", multiple=True),
-    option_of(SamplingParams, "ignore_eos", is_filled=True),
+    *options_in(SamplingParams),
+    _form("--json-object", is_flag=True, help="Answer with a JSON object."),
+    _form("--json-schema", type=click.File("rb"), help="Answer with JSON of this schema."),
+    _form("--regex", help="Answer with a text that this whole expression matches."),
 )
 neutral_options = with_options(  # of commands that measure: they ignore the model's generation config
-    option_of(SamplingParams, "temperature", default=NEUTRAL["temperature"]),
     *(
-        option_of(SamplingParams, name, default=NEUTRAL[name], show_default=False)
-        for name in ("top_k", "top_p", "min_p")
+        option_of(SamplingParams, name, default=value, show_default=name == "temperature")
+        for name, value in NEUTRAL.items()
+        if name != "repetition_penalty"
     ),
-)
-shaping_options = with_options(
-    *options_of(SamplingParams, "min_tokens presence_penalty frequency_penalty", is_filled=True),
-    option_of(SamplingParams, "repetition_penalty"),
-    option_of(
-        SamplingParams,
-        "logit_bias",
-        multiple=True,
-        callback=parse_biases,
-        metavar="ID=VALUE",
-        help="Add VALUE, -100 to 100, to the logit of this token; may be given several times.",
-    ),
-    click.option("--json-object", is_flag=True, help="Answer with a JSON object."),
-    click.option("--json-schema", type=click.File("rb"), help="Answer with JSON of this schema."),
-    click.option("--regex", help="Answer with a text that this whole expression matches."),
-    option_of(SamplingParams, "speculates", "--speculation/--no-speculation", is_filled=True),
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
@@ -280,10 +270,8 @@ wide_option = click.option("--wide", is_flag=True, help="Show all columns of the
 
 def pop_sampling_params(options: dict[str, Any]) -> SamplingParams:
     """Remove the sampling options from ``options`` and return them. Raises: SettingsError for a value out of range."""
-    grammar = _pop_grammar(options)
-    return SamplingParams(
-        **{name: options.pop(name) for name in declared(SamplingParams) if name in options}, grammar=grammar
-    )
+    values = {name: options.pop(name, None) for name in declared(SamplingParams)}
+    return SamplingParams(**given(values), grammar=_pop_grammar(options))
 
 
 def _pop_grammar(options: dict[str, Any]) -> Grammar | None:

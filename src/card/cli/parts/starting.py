@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from card.cli.interrupts import leaving_at_once
+from card.cli.parts.interrupts import leaving_at_once
 from card.config.registry import find_method
 from card.links.child import DrafterChild
 from card.machine.container import cpu_quota, num_usable_cores

@@ -1,0 +1,28 @@
+"""Errors about settings, in the words of the command that was typed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import click
+
+from card.errors import CardError
+
+
+def spelled_for(command: click.Command, setting: str) -> str:
+    """Return how the setting is given to a command; its name if it cannot be."""
+    for one in command.params:
+        if one.name == setting:
+            return one.opts[0] if isinstance(one, click.Option) else one.human_readable_name.upper()
+    return setting
+
+
+@contextlib.contextmanager
+def naming_options(command: click.Command) -> Iterator[None]:
+    """Let an error of the block name the command's options instead of settings."""
+    try:
+        yield
+    except CardError as error:
+        error.args = (error.spelled(lambda setting: spelled_for(command, setting)), *error.args[1:])
+        raise

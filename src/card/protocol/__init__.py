@@ -1,1 +1,0 @@
-"""Messages between target and drafter."""
