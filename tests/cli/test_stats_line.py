@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from card.cli.stats_line import COPYING, accepted_in_words, shape_in_words, stats_line
+from card.cli.parts.stats_line import COPYING, accepted_in_words, shape_in_words, stats_line
 from card.drafting.local import writer_names
 from card.engine.metrics import RequestStats
 

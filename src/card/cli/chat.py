@@ -16,7 +16,7 @@ from card.cli.parts.interrupts import noting_interrupts
 from card.cli.parts.options import pop_sampling_params
 from card.cli.parts.remarks import demo_note, remark
 from card.cli.parts.starting import ReadingSpinner
-from card.cli.stats_line import stats_line
+from card.cli.parts.stats_line import stats_line
 from card.cli.thinking import ThoughtLine
 from card.cli.turns import FENCE, Turn, ask_user, let_lines_be_edited, read_turns
 from card.config import SamplingParams

@@ -113,7 +113,7 @@ def generate(
         if as_json:
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:
-            line = load("card.cli.stats_line", "").stats_line(llm.method.name, chunks[-1].stats, llm.target_cost)
+            line = load("card.cli.parts.stats_line", "").stats_line(llm.method.name, chunks[-1].stats, llm.target_cost)
             click.echo(line, err=True)
         remark(llm, params, chunks[-1].stats.num_new_tokens, chunks[-1].finish_reason)
 

@@ -73,7 +73,7 @@ def cascade_argmin(
     scored = _Scores(candidates, exact, "exact")
     probe = tuple(sorted(random.Random(seed).sample(range(len(candidates)), size)))
     everything = range(len(candidates))
-    cheap_scores = _at_once(_Scores(candidates, cheap, "cheap"), everything, scored, probe)
+    cheap_scores = _score_both(_Scores(candidates, cheap, "cheap"), everything, scored, probe)
     correlation = spearman([cheap_scores[idx] for idx in probe], scored.of(probe).values())
     kept = sorted(everything, key=cheap_scores.__getitem__)
     if correlation is not None:
@@ -128,7 +128,9 @@ def _check(candidates: Sequence[object], probe_size: int | None, reduction: floa
     return min(wanted, len(candidates))
 
 
-def _at_once(cheap: _Scores[T], everything: Iterable[int], exact: _Scores[T], probe: Iterable[int]) -> dict[int, float]:
+def _score_both(
+    cheap: _Scores[T], everything: Iterable[int], exact: _Scores[T], probe: Iterable[int]
+) -> dict[int, float]:
     """Score everything cheaply in a second thread while this one scores the probe exactly. Returns: the cheap scores.
 
     If one fails, neither begins another score.

@@ -11,7 +11,7 @@ from typing import cast
 
 from card.api.llm import LLM
 from card.api.outputs import StreamChunk
-from card.cli.stats_line import accepted_in_words, shape_in_words
+from card.cli.parts.stats_line import accepted_in_words, shape_in_words
 from card.config import SamplingParams
 from card.engine.metrics import RequestStats
 from card.errors import PromptError
