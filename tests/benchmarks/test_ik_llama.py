@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,14 +13,13 @@ import pytest
 
 from card.errors import SettingsError
 
-SERVER = f"""#!{sys.executable}
-import json, pathlib, sys
+SERVER = """import json, pathlib, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 if "--version" in sys.argv:
     sys.exit("version: 4242 (8337e4cd)\\nbuilt with a compiler")
 pathlib.Path(__file__).with_name("told.json").write_text(json.dumps(sys.argv[1:]))
-TIMINGS = {{"prompt_ms": 500.0, "predicted_ms": 250.0, "predicted_n": 4, "draft_n_accepted": 2}}
+TIMINGS = {"prompt_ms": 500.0, "predicted_ms": 250.0, "predicted_n": 4, "draft_n_accepted": 2}
 
 class Answers(BaseHTTPRequestHandler):
     def answer(self, what):
@@ -29,22 +29,21 @@ class Answers(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
     def do_GET(self):
-        self.answer({{"status": "ok"}})
+        self.answer({"status": "ok"})
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
-            self.answer({{"tokens": [ord(letter) for letter in asked["content"]]}})
+            self.answer({"tokens": [ord(letter) for letter in asked["content"]]})
         else:
-            self.answer({{"content": "".join(map(chr, asked["prompt"])), "timings": TIMINGS}})
+            self.answer({"content": "".join(map(chr, asked["prompt"])), "timings": TIMINGS})
     def log_message(self, *_):
         pass
 
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers).serve_forever()
 """
-BENCH = f"""#!{sys.executable}
-import json, pathlib, sys
+BENCH = """import json, pathlib, sys
 pathlib.Path(__file__).with_name("told.json").write_text(json.dumps(sys.argv[1:]))
-print(json.dumps([{{"n_prompt": 64, "avg_ts": 9.5}}, {{"n_prompt": 0, "avg_ts": 2.5}}]))
+print(json.dumps([{"n_prompt": 64, "avg_ts": 9.5}, {"n_prompt": 0, "avg_ts": 2.5}]))
 """
 
 
@@ -53,8 +52,10 @@ def build(tmp_path: Path) -> Path:
     """A folder like one that ik_llama.cpp was built in."""
     (tmp_path / "bin").mkdir()
     for name, text in (("llama-server", SERVER), ("llama-bench", BENCH)):
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
+        program = tmp_path / "bin" / name
+        program.with_suffix(".py").write_text(text)
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$0.py" "$@"\n')
+        program.chmod(0o755)
     return tmp_path
 
 
