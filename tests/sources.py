@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -50,12 +51,17 @@ def _modules_named(node: ast.Import | ast.ImportFrom, package: str) -> list[str]
     return [module]
 
 
-def imports(source: str, package: str) -> Iterator[Import]:
-    """Yield every import of ``source``, type-checking ones included; ``package`` resolves relative ones.
+@cache
+def imports(source: str, package: str) -> tuple[Import, ...]:
+    """Return every import of ``source``, type-checking ones included; ``package`` resolves relative ones.
 
     After a bare ``import card`` each use of ``card.name`` counts as an import of it.
     """
-    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
+    return tuple(_imports(ast.parse(source), package))
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[Import]:
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, in_function = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
