@@ -40,9 +40,9 @@ from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.tree.candidates import CandidateCache
 from card.tree.logits import top
+from tests.drafting.test_messages import id_lists, messages
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.examples import settings
-from tests.protocol.test_messages import id_lists, messages
 from tests.reaching_in import cache_of
 from tests.tiny import tiny_llama
 from tests.toy import TableModel
