@@ -18,6 +18,7 @@ from card.models.block_loading import load_head
 from card.models.draft_vocab import drafted_ids
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import plain_runner
+from tests.cells import crossed
 from tests.drafts import draft_spec
 from tests.own_head import FORMS, NUM_LAYERS, WIDTH, Head, random_head, right_head, save_target
 from tests.pair import make_tokenizer
@@ -203,10 +204,10 @@ def test_a_head_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: P
         assert stats.mean_acceptance_length == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("form", ["SafeAILab", "speculators"])
-@pytest.mark.parametrize("placement", ["inline", "thread"])
-@pytest.mark.parametrize("method", ["sps", "card"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("form", "placement", "method", "temperature"),
+    crossed(["SafeAILab", "speculators"], ["inline", "thread"], ["sps", "card"], [0.0, 1.0]),
+)
 def test_texts_are_those_of_plain_decoding(
     target: str, folder: Any, form: str, method: str, placement: str, temperature: float
 ) -> None:

@@ -22,6 +22,7 @@ from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.tree.nodes import NewNodes
+from tests.cells import crossed
 from tests.drafts import draft_spec
 from tests.gguf_files import write_gguf
 from tests.own_block import KINDS, Checkpoint, random_checkpoint, right_checkpoint
@@ -150,10 +151,10 @@ def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: 
         assert stats.mean_acceptance_length == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
-@pytest.mark.parametrize("placement", ["inline", "thread"])
-@pytest.mark.parametrize("method", ["sps", "card"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("kind", "placement", "method", "temperature"),
+    crossed(["qwen3_5", "qwen3_5_moe"], ["inline", "thread"], ["sps", "card"], [0.0, 1.0]),
+)
 def test_texts_are_those_of_plain_decoding(
     folder: Any, kind: str, method: str, placement: str, temperature: float
 ) -> None:

@@ -15,6 +15,7 @@ from card.tools.planner.profile import PassTable, Profile, Setup, load_profile, 
 from card.tools.planner.scene import Scene
 from card.tools.planner.simulate import Simulator, VirtualRun
 from card.tools.planner.synthetic import make_synthetic
+from tests.cells import crossed
 from tests.tools.planner.making import flat, toy_scene
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -62,9 +63,6 @@ def speed_up(name: str, acceptance: float, at_once: int) -> float:
     return tuned.tokens_per_s / plain.tokens_per_s
 
 
-CELLS = list(itertools.product(MODELS, ACCEPTANCES, AT_ONCE))
-
-
 def test_the_table_of_passes_is_that_of_independent_choices() -> None:
     known = {"Qwen3-30B-A3B": (1.56, 2.58, 4.27), "Qwen3.6-35B-A3B": (1.33, 1.97, 3.13)}
     for name, ratios in known.items():
@@ -73,7 +71,7 @@ def test_the_table_of_passes_is_that_of_independent_choices() -> None:
         assert found == pytest.approx(ratios, rel=0.015)
 
 
-@pytest.mark.parametrize(("name", "acceptance", "at_once"), CELLS)
+@pytest.mark.parametrize(("name", "acceptance", "at_once"), crossed(tuple(MODELS), ACCEPTANCES, AT_ONCE))
 def test_speculation_on_experts_costs_no_more_than_its_trials(name: str, acceptance: float, at_once: int) -> None:
     assert speed_up(name, acceptance, at_once) > 1 - TRIAL_SHARE
 
