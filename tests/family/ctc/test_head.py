@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from card import LLM, RequestOutput, SamplingParams
+from card.cli.parts.stats_line import accepted_in_words
 from card.drafting.local.protocol import Observation
+from card.engine.metrics import RequestStats
 from card.errors import ModelError, PromptError, SettingsError
 from card.family.ctc.head import SlotHead
 from card.family.ctc.losses import LOSSES
@@ -294,3 +296,8 @@ def test_without_a_head_or_with_another_targets_the_method_is_refused(
         LLM(pair.target, method="ctc")
     with pytest.raises(ModelError, match=r"head\.safetensors was trained for another target"):
         LLM(other_target, method="ctc", ctc=str(head_file))
+
+
+def test_what_it_wrote_is_not_told_as_copied() -> None:
+    stats = RequestStats(accepted_by_writer={"ctc": 2}, accepted_tokens=2)
+    assert accepted_in_words(stats) == "accepted 2: 100% of other writers (ctc 2)"

@@ -12,8 +12,10 @@ import torch
 
 from card import LLM, RequestOutput, SamplingParams
 from card.api.prompts import PromptReader
+from card.cli.parts.stats_line import accepted_in_words
 from card.config import EngineSettings
 from card.drafting.local.protocol import Observation
+from card.engine.metrics import RequestStats
 from card.errors import ModelError, SettingsError
 from card.family.hivis.drafting import BEAM_WIDTH, TextMemory, draft
 from card.family.hivis.head import FusedHead
@@ -321,3 +323,8 @@ def test_a_text_whose_beginning_was_known_is_drafted_for_from_what_is_read(
     assert first.outputs == again.outputs
     assert again.stats.reused_prompt_tokens > 0
     assert firsts[0] == 0 < firsts[1]
+
+
+def test_what_it_wrote_is_not_told_as_copied() -> None:
+    stats = RequestStats(accepted_by_writer={"hivis": 2}, accepted_tokens=2)
+    assert accepted_in_words(stats) == "accepted 2: 100% of other writers (hivis 2)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from card.drafting.local import find_writer, writer_names
 from card.engine.metrics import RequestStats
 from card.engine.offers import DRAFTER, GRAMMAR
 
-COPYING = frozenset({"lookahead", "lookup", "phrases", "recycling", "store", "suffix"})  # writers that copy
 _KINDS = _DRAFTED, _COPIED, _FORCED, _OTHER = "drafted", "copied", "forced", "of other writers"
 
 
@@ -70,7 +70,7 @@ def _kind(label: str) -> str:
     names = frozenset(label.split("+"))
     if DRAFTER in names:
         return _DRAFTED
-    if names & COPYING:
+    if any(find_writer(name).copies for name in names.intersection(writer_names())):
         return _COPIED
     return _FORCED if GRAMMAR in names else _OTHER
 

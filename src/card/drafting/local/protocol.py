@@ -110,6 +110,8 @@ class LocalWriter:
     prompt too; None costs nothing."""
     outlives_engine: ClassVar[bool] = False
     """True if it keeps texts for later engines, and so needs the tokenizer's fingerprint."""
+    copies: ClassVar[bool] = True
+    """False if it drafts with a trained part instead of repeating tokens that it has seen; figures tell them apart."""
     sequence: ClassVar[Callable[..., WriterSequence]]
     """Class of its sequences, made from a prompt, unless `open` is overridden."""
 

@@ -52,6 +52,7 @@ class CtcWriter(LocalWriter):
     """Runs the head once a round for all requests that have new tokens."""
 
     wanted_features = "logits"
+    copies = False
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
         """Load the head that the settings name. Raises: SettingsError if they name none; ModelError as of the file."""

@@ -63,6 +63,7 @@ class HivisWriter(LocalWriter):
     """Drafts once a round for all requests that have new tokens."""
 
     wanted_features = "all"
+    copies = False
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
         """Load the drafter of the settings. Raises: SettingsError if they name none; ModelError as of the file."""
