@@ -120,3 +120,20 @@ def test_a_custom_tool_that_must_be_called_is_called(server: Running) -> None:
     result = {"role": "tool", "tool_call_id": call["id"], "content": json.dumps("Done")}
     following = server.post(CHAT, {**asked, "messages": [*asked["messages"], again, result], "max_tokens": 4})
     assert following.status_code == 200, following.text
+
+
+LARK = {"syntax": "lark", "definition": 'start: "x"'}
+HELD_TOOLS = {
+    CHAT: {"type": "custom", "custom": {"name": "apply", "format": {"type": "grammar", "grammar": LARK}}},
+    "/v1/responses": {"type": "custom", "name": "apply", "format": {"type": "grammar", **LARK}},
+}
+
+
+@pytest.mark.parametrize("door", HELD_TOOLS)
+def test_a_server_that_ignores_nothing_refuses_a_grammar_that_it_does_not_hold(
+    strict_server: Running, door: str
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "Go"}]} if door == CHAT else {"input": "Go"}
+    answer = strict_server.post(door, {**asked, "tools": [HELD_TOOLS[door]]})
+    assert answer.status_code == 400
+    assert "does not hold a custom tool to its grammar; leave format out" in answer.json()["error"]["message"]
