@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -16,6 +17,7 @@ from card.errors import ModelError, SettingsError
 from card.machine.lane import Lane
 from card.models.runner import ExactRunner
 from card.models.runners import make_runner
+from card.theirs.cuda import choosing
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.cuda.device_beam import DeviceBeamWriter
 from card.theirs.transformers.hybrid import HybridRunner
@@ -104,3 +106,8 @@ def test_graphs_are_refused_where_no_cuda_device_is(pair: Pair, monkeypatch: pyt
         LLM(pair.target, cuda_graphs=True)
     with pytest.raises(ModelError, match=r"^device 'cuda' is not available here; allowed: cpu[^\n]*$"):
         LLM(pair.target, device="cuda", cuda_graphs=True)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", True), ("cuda:1", True), ("cpu", False), ("mps", False)])
+def test_passes_can_be_recorded_on_cuda_alone(device: str, expected: bool) -> None:
+    assert choosing.is_cuda(device) is choosing.is_cuda(torch.device(device)) is expected
