@@ -118,6 +118,27 @@ def cache_of(runner: RowRunner) -> KVCache:
     return runner._cache
 
 
+def spoil_new_memory(monkeypatch: MonkeyPatch) -> None:
+    """Let memory of exact passes' rows be full of NaN when the system gives it."""
+    import card.models.rows.kv_layout as module
+
+    make = module.paged_zeros
+
+    def spoilt(num_elements: int, dtype: Any) -> Any:
+        room = make(num_elements, dtype)
+        room.view("int8")[...] = -1
+        return room
+
+    monkeypatch.setattr(module, "paged_zeros", spoilt)
+
+
+def spoil_free_memory(runner: RowRunner) -> None:
+    """Fill what the rows of closed sequences have left with NaN."""
+    for buffers in runner._cache._free._by_size.values():
+        for buffer in buffers:
+            buffer.view("int8")[...] = -1
+
+
 def decoder_of(runner: RowRunner) -> Any:
     return runner._decoder
 

@@ -32,7 +32,13 @@ from card.models.runner import ExactRunner
 from card.models.runners import plain_runner
 from tests.every_family import script
 from tests.examples import settings
-from tests.reaching_in import cache_of, fill_buffers, interrupt_passes, space_landmarks
+from tests.reaching_in import (
+    fill_buffers,
+    interrupt_passes,
+    space_landmarks,
+    spoil_free_memory,
+    spoil_new_memory,
+)
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -44,6 +50,13 @@ ROOMS, APART, WAITING = (3, 12, 16, 40), (32, 64), (1, 8, 32)
 FAMILIES = ("qwen3_5_text", "qwen3_next", "lfm2", "gemma3_text", "gpt_oss", "gemma4_text")
 WITH_RECORDS = ("qwen3_5_text", "qwen3_next", "lfm2")
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(MAX_MODEL_LEN)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _spoilt() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        spoil_new_memory(patch)
+        yield
 
 
 @functools.cache
@@ -68,10 +81,9 @@ def runner_of(family: str, room: int = 2 * MAX_MODEL_LEN, apart: int = 32) -> Ex
 
 def opened(runner: ExactRunner, max_rows: int | None = None) -> int:
     """Return a new sequence in memory that is full of NaN, as floats, and of tokens that do not exist."""
-    slot = runner.open(max_rows)
-    cache_of(runner)[slot].buffer[...] = np.nan
+    spoil_free_memory(runner)
     fill_buffers(runner)
-    return slot
+    return runner.open(max_rows)
 
 
 @functools.cache

@@ -21,7 +21,8 @@ from card.models.own.decoder_model import DecoderModel
 from card.models.own.plain_config import config_of
 from card.models.own.reasons import is_exact
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import KVCache, KVLayout, KVShape
+from card.models.rows.kv_cache import KVCache
+from card.models.rows.kv_layout import KVLayout, KVShape
 from card.models.runner import ExactRunner
 from tests.reaching_in import buffer_bytes_of
 

@@ -17,7 +17,8 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 from card.errors import CapacityError, ModelError, SettingsError
 from card.kernels.number_types import Floats
 from card.models.protocol import Extension, LanguageModel
-from card.models.rows.kv_cache import MAX_FREE_BYTES, MAX_SLACK
+from card.models.rows.blocks import MAX_SLACK
+from card.models.rows.kv_cache import MAX_FREE_BYTES
 from card.models.rows.pool import BLOCK_ROWS, SequencePool
 from card.models.rows.pool_entries import MIN_SHARED_TOKENS
 from card.models.runner import RowRunner

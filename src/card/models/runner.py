@@ -32,7 +32,8 @@ from card.models.rows.extension_rows import (
     require_well_formed,
     token_ids_of,
 )
-from card.models.rows.kv_cache import KVCache, KVLayout
+from card.models.rows.kv_cache import KVCache
+from card.models.rows.kv_layout import KVLayout
 from card.models.rows.records import RecordLayout
 from card.models.rows.row_tree import BoolArray, IntArray, window_size
 from card.models.rows.selection import AttentionScores, ChosenRows
@@ -279,6 +280,7 @@ class RowRunner(ABC):
             start = tree.num_rows
             require_selectable(extension, tree, self._decoder.layout)
             tree.append(extension.parents)
+            self._cache.make_room(extension.slot, start)
             if (last := tree.furthest(start)) >= self.max_model_len:
                 raise CapacityError(
                     f"slot {extension.slot}: a token at position {last} does not fit into max_model_len"

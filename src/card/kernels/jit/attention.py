@@ -11,7 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from card.kernels.jit import tables as t
-from card.kernels.jit.addresses import all_heads, attended_bytes, cached_at, cached_bytes, layer_entry, row_entry
+from card.kernels.jit.addresses import (
+    all_heads,
+    attended_bytes,
+    cached_at,
+    cached_bytes,
+    cached_row,
+    layer_entry,
+    row_entry,
+)
 from card.kernels.jit.attention_blocks import (
     BEHIND,
     BLOCK,
@@ -90,7 +98,7 @@ def rows_together(table: PassTable, layer: LayerTable, first: int) -> int:
     """Return how many rows from ``first`` on share blocks: rows of one text, of t.TOGETHER queries at most."""
     most = min(max(1, t.TOGETHER * layer.kv_heads // layer.heads), table.num_rows - first)
     count = 1
-    while count < most and row_entry(table, first + count).kv == row_entry(table, first).kv:
+    while count < most and row_entry(table, first + count).blocks == row_entry(table, first).blocks:
         count += 1
     return count
 
@@ -132,7 +140,7 @@ def widen_shared(table: PassTable, layer_idx: int, first: int, last: int, cached
     """Write a block as floats that some of rows ``first`` to ``last`` see in order, with zeros behind what they see.
 
     Args:
-        cached: address of the keys or values of the text's row 0.
+        cached: see `cached_at`.
     """
     layer, size = layer_entry(table, layer_idx), 0
     num_vectors = layer.padded_head // LANES
@@ -140,7 +148,7 @@ def widen_shared(table: PassTable, layer_idx: int, first: int, last: int, cached
         if standing(table, layer_idx, row, position) == _IN_ORDER:
             size = max(size, min(BLOCK, row_entry(table, row).position + 1 - position))
     if size:
-        begin = cached + position * cached_bytes(table, layer)
+        begin = cached_row(row_entry(table, first), cached, position, cached_bytes(table, layer))
         widen(begin, table.kv_bytes, out, size * num_vectors)
         clear(out + 4 * LANES * size * num_vectors, 4 * LANES * (BLOCK - size) * num_vectors)
 
@@ -156,7 +164,7 @@ def widen_own(table: PassTable, layer_idx: int, row: int, cached: int, position:
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = at if at < prefix else load_int(ancestors + 8 * (at - prefix))
-            widen(cached + slot * row_bytes, table.kv_bytes, place, num_vectors)
+            widen(cached_row(row_table, cached, slot, row_bytes), table.kv_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
@@ -174,7 +182,7 @@ def widen_picked(
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = load_int(picked + 8 * at) if at < num_picked else since + at - num_picked
-            widen(cached + slot * row_bytes, table.kv_bytes, place, num_vectors)
+            widen(cached_row(row_table, cached, slot, row_bytes), table.kv_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
@@ -301,18 +309,14 @@ def attend(table: PassTable, layer_idx: int, queries: Queries, room: int) -> Non
     """
     layer = layer_entry(table, layer_idx)
     heads, kv_heads, padded = layer.heads, layer.kv_heads, layer.padded_head
-    row_table, num_heads, num_vectors = (
-        row_entry(table, queries.first),
-        queries.last_head - queries.head,
-        padded // LANES,
-    )
+    num_heads, num_vectors = queries.last_head - queries.head, padded // LANES
     begin, end = first_seen(table, layer_idx, queries.first), 0
     for row in range(queries.first, queries.last):
         begin = min(begin, first_seen(table, layer_idx, row))
         end = max(end, last_seen(table, layer_idx, row))
     begin, end = begin // BLOCK * BLOCK, (end + BLOCK - 1) // BLOCK * BLOCK
     kv_head = queries.head * kv_heads // heads
-    keys, values = cached_at(table, layer, row_table, kv_head), cached_at(table, layer, row_table, kv_heads + kv_head)
+    keys, values = cached_at(table, layer, kv_head), cached_at(table, layer, kv_heads + kv_head)
     sums, sum_bytes = room + 4 * (BLOCK * padded + BEHIND), room_of(num_vectors)
     num_queries = (queries.last - queries.first) * num_heads
     scores, width = sums + num_queries * sum_bytes, 4 * (end - begin + LANES)  # weights are made in whole vectors
