@@ -137,6 +137,11 @@ def spoil_free_memory(runner: RowRunner) -> None:
     for buffers in runner._cache._free._by_size.values():
         for buffer in buffers:
             buffer.view("int8")[...] = -1
+    layout = runner._cache.layout
+    block_bytes = (layout.block_rows or 0) * layout.row_elements * layout.dtype.itemsize
+    for slab in runner._cache._blocks._slabs:
+        room = slab.buffer.view("int8")[: slab.num_blocks * block_bytes]
+        room.reshape(slab.num_blocks, block_bytes)[slab.unused] = -1
 
 
 def decoder_of(runner: RowRunner) -> Any:

@@ -187,6 +187,14 @@ class RowRunner(ABC):
         assert (source in self._long_slots) == (slot in self._long_slots), "rows of a short and of a long text differ"
         self._cache.copy_rows(source, slot, num_rows)
 
+    def held_bytes(self, slots: Sequence[int]) -> int:
+        """Return the memory of sequences; see `KVCache.held_bytes`."""
+        return self._cache.held_bytes(slots)
+
+    def shared_bytes(self, num_rows: int) -> int:
+        """Return the memory that a copy of so many rows shares with its source."""
+        return self._cache.shared_bytes(num_rows)
+
     def read_rows(self, slot: int) -> Any:
         """Return a copy of a sequence's rows. Raises: see `KVCache.read_rows`."""
         return self._cache.read_rows(slot)

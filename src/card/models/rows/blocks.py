@@ -8,20 +8,32 @@ from typing import Any
 import numpy as np
 
 from card.errors import CapacityError
+from card.machine.memory import take_large_pages
 from card.models.rows.kv_layout import KVLayout
 from card.models.rows.row_tree import IntArray
 
+_SLAB_BYTES, _MOST_BLOCKS = 2**24, 1024  # of a slab
 MAX_SLACK = 2  # a kept buffer serves who needs at least this part of it
+
+
+class _Slab:
+    """Memory of several blocks. In pages of 2 MB: blocks of one layer are far apart, and small pages cost 5 to 20 %."""
+
+    __slots__ = ("buffer", "num_blocks", "unused")
+
+    def __init__(self, buffer: Any, num_blocks: int) -> None:
+        self.buffer, self.num_blocks = buffer, num_blocks
+        self.unused = list(range(num_blocks))[::-1]
 
 
 class Block:
     """Rows that lie together; a sequence's first rows are those of its first block."""
 
-    __slots__ = ("address", "buffer", "num_users", "number", "runs")
+    __slots__ = ("address", "num_users", "number", "place", "runs", "slab")
 
-    def __init__(self, number: int, buffer: Any, runs: list[Any]) -> None:
-        self.number, self.buffer, self.runs = number, buffer, runs
-        self.address = buffer.ctypes.data if isinstance(buffer, np.ndarray) else 0
+    def __init__(self, number: int, slab: _Slab, place: int, part: Any, runs: list[Any]) -> None:
+        self.number, self.slab, self.place, self.runs = number, slab, place, runs
+        self.address = part.ctypes.data if isinstance(part, np.ndarray) else 0
         self.num_users = 1  # sequences that it belongs to
 
 
@@ -84,8 +96,9 @@ class Blocks:
 
     def __init__(self, layout: KVLayout, free: FreeBuffers) -> None:
         self._layout, self._free = layout, free
-        self._sizes = np.zeros(0, np.int64)  # rows that each counts as
-        self._unused: list[int] = []
+        self._slabs: dict[_Slab, None] = {}  # those with unused blocks, besides used ones
+        self._sizes = np.zeros(0, np.int64)  # rows that each block counts as
+        self._unused: list[int] = []  # numbers
         self.num_bytes = 0
 
     def make(self, size: int, num_rows: int) -> Block:
@@ -93,23 +106,46 @@ class Blocks:
 
         Raises: CapacityError if the device has no memory for it.
         """
-        buffer = self._free.take(size * self._layout.row_elements)
+        num_elements = size * self._layout.row_elements
+        slab = next(reversed(self._slabs)) if self._slabs else self._new_slab(num_elements)
+        place = slab.unused.pop()
+        if not slab.unused:
+            self._slabs.pop(slab, None)
         if not self._unused:
             first, last = len(self._sizes), max(64, 2 * len(self._sizes))
             self._sizes = np.concatenate([self._sizes, np.zeros(last - first, np.int64)])
             self._unused = list(range(first, last))
         number = self._unused.pop()
         self._sizes[number] = num_rows
-        self.num_bytes += int(buffer.nbytes)
-        return Block(number, buffer, self._layout.runs(buffer, size))
+        part = slab.buffer[place * num_elements : (place + 1) * num_elements]
+        return Block(number, slab, place, part, self._layout.runs(part, size))
+
+    def _new_slab(self, num_elements: int) -> _Slab:
+        """Return memory for blocks of so many numbers, or for one if sequences share none."""
+        if self._layout.block_rows is None:
+            slab = _Slab(self._free.take(num_elements), 1)
+        else:
+            num_bytes = max(1, num_elements * self._layout.dtype.itemsize)
+            num_blocks = max(1, min(_MOST_BLOCKS, _SLAB_BYTES // num_bytes))
+            slab = _Slab(self._free.take(num_blocks * num_elements), num_blocks)
+            take_large_pages(slab.buffer.ctypes.data, slab.buffer.nbytes)
+        self._slabs[slab] = None
+        self.num_bytes += int(slab.buffer.nbytes)
+        return slab
 
     def release(self, block: Block) -> None:
-        """Count a user less; a block without users is free memory."""
+        """Count a user less; a block without users is unused, and a slab of such blocks free memory."""
         block.num_users -= 1
-        if not block.num_users:
-            self._unused.append(block.number)
-            self.num_bytes -= int(block.buffer.nbytes)
-            self._free.give(block.buffer)
+        if block.num_users:
+            return
+        slab = block.slab
+        self._unused.append(block.number)
+        slab.unused.append(block.place)
+        self._slabs[slab] = None
+        if len(slab.unused) == slab.num_blocks:
+            del self._slabs[slab]
+            self.num_bytes -= int(slab.buffer.nbytes)
+            self._free.give(slab.buffer)
 
     def num_rows(self, of: Sequence[IntArray]) -> int:
         """Return the rows of some sequences' blocks, by their numbers; a block of several counts once."""

@@ -325,7 +325,7 @@ class KVCache:
     # ---- blocks ----------------------------------------------------------------------------------------------------
 
     def _share(self, origin: SequenceRows, target: SequenceRows, num_rows: int) -> None:
-        """Let whole blocks of another sequence be the rows of an empty one. Raises: CapacityError if they do not fit."""
+        """Let whole blocks of another sequence be the rows of an empty one. Raises: CapacityError if it is full."""
         target.tree.append(np.arange(-1, num_rows - 1))
         self._drop_blocks(target)
         for idx in range(num_rows // target.block_rows):
