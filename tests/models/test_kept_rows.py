@@ -174,7 +174,7 @@ class Uses:
 
     def take_one(self) -> None:
         """Let one thing happen to one of them, or to both in one pass."""
-        kind = self._data.draw(st.sampled_from(["read", "draft", "draft", "cut", "lend", "move", "fail"]))
+        kind = self._data.draw(st.sampled_from(["read", "draft", "draft", "cut", "lend", "branch", "move", "fail"]))
         idx = self.draw(0, 1)
         held = self._held[idx]
         if kind == "read":
@@ -185,8 +185,14 @@ class Uses:
             held.cut(self.draw(1, len(held.text)))
         elif kind == "fail":
             self._fail(held)
+        elif kind == "branch":
+            self._runner.close(self._held[1 - idx].slot)
+            self._held[1 - idx] = self._branch(held)
+        elif kind == "lend":
+            self._held[idx] = self._branch(held)
+            self._runner.close(held.slot)
         else:
-            self._held[idx] = self._lent(held) if kind == "lend" else self._moved(held)
+            self._held[idx] = self._moved(held)
 
     def end(self) -> None:
         for held in self._held:
@@ -231,12 +237,11 @@ class Uses:
                     self._runner.forward([held.reading(size, None)])
             held.text = text
 
-    def _lent(self, held: Held) -> Held:
-        """Return a sequence that has copied a beginning of one, which is closed."""
+    def _branch(self, held: Held) -> Held:
+        """Return a sequence that has copied a beginning of one."""
         length = self.draw(1, len(held.text))
         slot = opened(self._runner)
         self._runner.copy_rows(held.slot, slot, length)
-        self._runner.close(held.slot)
         return Held(self._family, self._runner, slot, held.text[:length])
 
     def _moved(self, held: Held) -> Held:

@@ -12,7 +12,7 @@ from card.machine.memory import take_large_pages
 from card.models.rows.kv_layout import KVLayout
 from card.models.rows.row_tree import IntArray
 
-_SLAB_BYTES, _MOST_BLOCKS = 2**24, 1024  # of a slab
+SLAB_BYTES, _MOST_BLOCKS = 2**24, 1024  # of a slab
 MAX_SLACK = 2  # a kept buffer serves who needs at least this part of it
 
 
@@ -126,7 +126,7 @@ class Blocks:
             slab = _Slab(self._free.take(num_elements), 1)
         else:
             num_bytes = max(1, num_elements * self._layout.dtype.itemsize)
-            num_blocks = max(1, min(_MOST_BLOCKS, _SLAB_BYTES // num_bytes))
+            num_blocks = max(1, min(_MOST_BLOCKS, SLAB_BYTES // num_bytes))
             slab = _Slab(self._free.take(num_blocks * num_elements), num_blocks)
             take_large_pages(slab.buffer.ctypes.data, slab.buffer.nbytes)
         self._slabs[slab] = None
