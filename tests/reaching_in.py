@@ -118,6 +118,23 @@ def cache_of(runner: RowRunner) -> KVCache:
     return runner._cache
 
 
+def kv_of(runner: RowRunner, slot: int, num_rows: int) -> Any:
+    """Return a copy of the first keys and values of a sequence, [L, 2, Hkv, num_rows, D]."""
+    cache = runner._cache
+    (rows,) = cache.layout.runs(cache.layout.make(num_rows * cache.layout.row_elements), num_rows)
+    cache[slot].read(0, num_rows, [rows])
+    return rows
+
+
+def set_kv(runner: RowRunner, slot: int, rows: Any) -> None:
+    """Write such rows in place of those that are there."""
+    runner._cache[slot].write(0, rows.shape[3], [rows])
+
+
+def open_slots(runner: RowRunner) -> list[int]:
+    return list(runner._cache._slots)
+
+
 def spoil_new_memory(monkeypatch: MonkeyPatch) -> None:
     """Let memory of exact passes' rows be full of NaN when the system gives it."""
     import card.models.rows.kv_layout as module

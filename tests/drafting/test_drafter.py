@@ -43,7 +43,7 @@ from card.tree.logits import top
 from tests.drafting.test_messages import id_lists, messages
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.examples import settings
-from tests.reaching_in import cache_of
+from tests.reaching_in import cache_of, kv_of
 from tests.tiny import tiny_llama
 from tests.toy import TableModel
 
@@ -243,7 +243,7 @@ def assert_kv_rows_equal_a_fresh_prefill(runner: RowRunner, beam: BeamSequence) 
     num_rows = beam.num_committed_rows
     slot = runner.open()
     runner.forward([Extension(slot, beam.token_ids[:num_rows], [NO_PARENT, *range(num_rows - 1)])])
-    kept, fresh = (cache_of(runner)[i].kv[:, :, :, :num_rows] for i in (beam.slot, slot))
+    kept, fresh = (kv_of(runner, i, num_rows) for i in (beam.slot, slot))
     np.testing.assert_allclose(kept, fresh, atol=1e-4, rtol=1e-4)
     runner.close(slot)
 
