@@ -176,10 +176,8 @@ class ExactDecoder:
         with taking_steps(sequences):
             if states:
                 self._run_and_take(states, hidden)
-            elif self._ends_apart and not scored and first >= MOST_TILE_ROWS:
-                self._run_ending_apart(first, buffers.numbers[:num_rows][logits_rows])
             else:
-                self._team.run(table)
+                self._run(0 if scored else first, logits_rows)
         self.experts_read = int(table[PassTable.experts_read])
         self._check_pages()
         for step in scored:
@@ -250,9 +248,12 @@ class ExactDecoder:
         keys = step.sequence.kv[:, 0, :, : step.num_held]
         return np.stack([bound_scores(*layer) for layer in zip(queries, keys, strict=True)])
 
-    def _run_ending_apart(self, first: int, logits_rows: IntArray) -> None:
-        """Run the pass, but of rows before ``first``, which have no logits, only keys and values of the last layer."""
+    def _run(self, first: int, logits_rows: IntArray | slice) -> None:
+        """Run the pass; rows before ``first`` have no logits, so of the last layer only their keys and values count."""
         table, all_rows = self._table, self._table[PassTable.num_rows]
+        if not self._ends_apart or first < MOST_TILE_ROWS:
+            self._team.run(table)
+            return
         table[PassTable.keeps_alone], table[PassTable.num_chosen] = 1, 0
         try:
             self._team.run(table)
@@ -260,7 +261,7 @@ class ExactDecoder:
             table[PassTable.keeps_alone] = 0
         if first == all_rows:
             return
-        ending, chosen = type(table).from_buffer_copy(table), logits_rows - first
+        ending, chosen = type(table).from_buffer_copy(table), self._buffers.numbers[:all_rows][logits_rows] - first
         ending[PassTable.first_layer], ending[PassTable.num_rows] = len(self._layers) - 1, all_rows - first
         ending[PassTable.hidden] += first * self._buffers.hidden.strides[0]
         ending[PassTable.rows] += first * self._buffers.rows.strides[0]
