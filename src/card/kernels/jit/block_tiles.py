@@ -17,7 +17,7 @@ many steps to a byte as fit.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -25,9 +25,12 @@ from llvmlite import ir
 from card.kernels.formats.block_format import STEP_BYTES, SUPER, BlockShape
 from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.products import Product, Sums
-from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group
+from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group, one_register
 from card.kernels.jit.vectors import FLOATS, GROUP, INTS, LANES, fetch, fma_of, moved, read, repeated, splat, write
 
+# An integer below 2^22 that is added to the bits of this float gives the bits of their sum: no instruction converts.
+_ORIGIN = 3.0 * (1 << 22)
+_ORIGIN_BITS = 0x4B400000
 _FEW = 3  # rows for which lanes are repeated in registers: they have too little else to do until memory answers
 _AHEAD = 4096  # bytes of weights on their way from memory: the hardware cannot predict their order in a group
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -144,21 +147,32 @@ class _Lanes:
 
 
 def _wholes(builder: Builder, shape: BlockShape, num_rows: int, group: Group, at: _Places, part: int) -> list[Value]:
-    """Return the integers of a part, for each row."""
+    """Return the integers of a part, for each row, as floats that are `_ORIGIN` larger."""
     steps = range(part * shape.part // 4, (part + 1) * shape.part // 4)
-    sums = [Sums(PRODUCT, most=shape.most) for _ in range(num_rows)]
-    zero, of_zero = shape.zero if shape.is_small or PRODUCT.has_unsigned_weights else 0, None
-    if zero:
+    starts = [splat(INTS, _ORIGIN_BITS)] * num_rows
+    if zero := shape.zero if shape.is_small or PRODUCT.has_unsigned_weights else 0:
         of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
-        of_zero = _Lanes(builder, builder.mul(of_rows, splat(INTS, -zero)), num_rows)
+        of_zero = builder.add(builder.mul(of_rows, splat(INTS, -zero)), splat(INTS, _ORIGIN_BITS))
+        lanes = _Lanes(builder, of_zero, num_rows)
+        starts = [lanes.repeated(builder, row) for row in range(num_rows)]
+    sums = [Sums(builder, PRODUCT, start, most=shape.most) for start in starts]
     for step in steps:
         weights = _weights(builder, PRODUCT, shape, at.group, step)
         for row, total in enumerate(sums):
             total.add(builder, weights, PRODUCT.numbers_of(builder, group.four(builder, row, step)))
-    wholes = [total.result(builder) for total in sums]
-    if of_zero is None:
-        return wholes
-    return [builder.add(one, of_zero.repeated(builder, row)) for row, one in enumerate(wholes)]
+    return [builder.bitcast(total.result(builder), FLOATS) for total in sums]
+
+
+def _scaling(builder: Builder, shape: BlockShape, scales: Value) -> Callable[[Value], Value]:
+    """Return what makes products with a part's scales of its integers, which come as `_wholes` gives them.
+
+    One multiply-add takes `_ORIGIN` away and rounds as the product alone would: scales of at most 19 bits times
+    `_ORIGIN`, which has two, are exact. Powers of two may be too large for that.
+    """
+    if shape.scale == "exponent":
+        return lambda whole: builder.fmul(builder.fadd(whole, splat(FLOATS, -_ORIGIN)), scales)
+    less = builder.fmul(scales, splat(FLOATS, -_ORIGIN))
+    return lambda whole: fma_of(builder, whole, scales, less)
 
 
 def format_of(shape: BlockShape) -> Format:
@@ -167,6 +181,7 @@ def format_of(shape: BlockShape) -> Format:
     def add_group(builder: Builder, num_rows: int, group: Group, sums: Sequence[list[Value]]) -> list[list[Value]]:
         [panel] = group.panels
         at = _places(builder, shape, group, panel)
+        at = _Places(at.header, one_register(builder, at.group))
         totals = [row[0] for row in sums]
         for line in range(0, shape.group_bytes, 64):
             fetch(builder, moved(builder, at.group, _AHEAD + line))
@@ -177,8 +192,9 @@ def format_of(shape: BlockShape) -> Format:
                 minima = _factors(builder, shape, at, part, is_minimum=True)
                 sums_of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
                 counts = _Lanes(builder, builder.sitofp(sums_of_rows, FLOATS), num_rows)
+            scaled = _scaling(builder, shape, scales)
             for row, whole in enumerate(_wholes(builder, shape, num_rows, group, at, part)):
-                value = builder.fmul(builder.sitofp(whole, FLOATS), scales)
+                value = scaled(whole)
                 if counts is not None:
                     value = fma_of(builder, counts.repeated(builder, row), minima, value)
                 totals[row] = fma_of(builder, value, group.scale(builder, row), totals[row])

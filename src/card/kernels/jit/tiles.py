@@ -50,6 +50,11 @@ _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _ARGUMENTS = 14
 
 
+def one_register(builder: Builder, address: Value) -> Value:
+    kind = ir.FunctionType(address.type, [address.type])
+    return builder.asm(kind, "", "=r,0", [address], True)
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Addresses of what the products of a group need."""
@@ -121,9 +126,9 @@ def _write_tile(
         index,
         arguments.num_groups,
         panels,
-        builder.add(arguments.numbers, builder.mul(rows_before, ir.Constant(_I64, GROUP * form.number_bytes))),
-        builder.add(arguments.scales, builder.mul(rows_before, ir.Constant(_I64, 4))),
-        builder.add(arguments.sums, builder.mul(rows_before, ir.Constant(_I64, SUMS_BYTES))),
+        one_register(builder, builder.add(arguments.numbers, builder.mul(rows_before, ir.Constant(_I64, GROUP * form.number_bytes)))),
+        one_register(builder, builder.add(arguments.scales, builder.mul(rows_before, ir.Constant(_I64, 4)))),
+        one_register(builder, builder.add(arguments.sums, builder.mul(rows_before, ir.Constant(_I64, SUMS_BYTES)))),
     )
     sums = [carried[row * num_panels : (row + 1) * num_panels] for row in range(num_rows)]
     new = form.add_group(builder, num_rows, group, sums)
