@@ -19,16 +19,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from llvmlite import ir
 
 from card.kernels.formats.block_format import STEP_BYTES, SUPER, BlockShape
 from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.products import Product, Sums
-from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group, one_register
+from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group, in_register
 from card.kernels.jit.vectors import FLOATS, GROUP, INTS, LANES, fetch, fma_of, moved, read, repeated, splat, write
 
-# An integer below 2^22 that is added to the bits of this float gives the bits of their sum: no instruction converts.
+# An integer below 2^22 that is added to this float's bits makes them those of the sum: no instruction converts.
 _ORIGIN = 3.0 * (1 << 22)
 _ORIGIN_BITS = 0x4B400000
 _FEW = 3  # rows for which lanes are repeated in registers: they have too little else to do until memory answers
@@ -45,11 +46,12 @@ class _Places:
     group: Value
 
 
-def _places(builder: Builder, shape: BlockShape, group: Group, panel: Value) -> _Places:
+def _places(builder: Builder, shape: BlockShape, group: Group) -> _Places:
     """Return where a group of a panel lies."""
+    [panel] = group.panels
     before = builder.mul(group.index, ir.Constant(_I64, shape.group_bytes))
     if not shape.header_bytes:
-        return _Places(panel, builder.add(panel, before))
+        return _Places(panel, in_register(builder, builder.add(panel, before)))
     of_block = builder.lshr(group.index, ir.Constant(_I64, (SUPER // GROUP).bit_length() - 1))
     blocks = builder.lshr(
         builder.add(group.num_groups, ir.Constant(_I64, SUPER // GROUP - 1)),
@@ -57,10 +59,11 @@ def _places(builder: Builder, shape: BlockShape, group: Group, panel: Value) -> 
     )
     size = ir.Constant(_I64, shape.header_bytes)
     first = builder.add(panel, builder.mul(blocks, size))
-    return _Places(builder.add(panel, builder.mul(of_block, size)), builder.add(first, before))
+    header = builder.add(panel, builder.mul(of_block, size))
+    return _Places(header, in_register(builder, builder.add(first, before)))
 
 
-def _factors(builder: Builder, shape: BlockShape, at: _Places, part: int, *, is_minimum: bool) -> Value:
+def _factor(builder: Builder, shape: BlockShape, at: _Places, part: int, *, is_minimum: bool) -> Value:
     """Return the scale or the smallest weight of a part, for 16 channels."""
     first = shape.parts * shape.scale_bytes if is_minimum else 0
     place = moved(builder, at.group, first + shape.scale_bytes * part)
@@ -107,18 +110,6 @@ def _stored(builder: Builder, product: Product, shape: BlockShape, group: Value,
     return parts
 
 
-def _weights(builder: Builder, product: Product, shape: BlockShape, group: Value, step: int) -> list[Value]:
-    """Return the weights of a step as the product takes them, in the parts that it works on."""
-    if shape.bits == 8:
-        return product.read_weights(builder, moved(builder, group, shape.low_place + STEP_BYTES * step))
-    stored = _stored(builder, product, shape, group, step)
-    if not shape.table:
-        return stored
-    less = 0 if shape.is_small or product.has_unsigned_weights else shape.zero
-    table = [(one - less) & 255 for one in shape.table]
-    return [product.look_up(builder, table, part) for part in stored]
-
-
 def _sums_of_rows(builder: Builder, group: Group, num_rows: int, shape: BlockShape, part: int) -> Value:
     """Return the sums of 16 rows' activations of a part, a row in each lane; those beyond ``num_rows`` are anything."""
     count = shape.part // LANES
@@ -146,7 +137,64 @@ class _Lanes:
         return repeated(builder, read(builder, moved(builder, self._place, 4 * lane), self._kind.element), self._kind)
 
 
-def _wholes(builder: Builder, shape: BlockShape, num_rows: int, group: Group, at: _Places, part: int) -> list[Value]:
+class Factors(NamedTuple):
+    """What the integers of a part are times, for 16 channels."""
+
+    scales: Value
+    less: Value | None  # the product of `_ORIGIN` with the scales, negative; None where it may be too large
+    minima: Value | None  # smallest weights, if they have any
+
+
+def factor_count(shape: BlockShape) -> int:
+    """Return how many factors a part has."""
+    return 1 + (shape.scale != "exponent") + shape.has_minimum
+
+
+class GroupOfPanel(Protocol):
+    """Where the factors and the weights of a group come from."""
+
+    def factors(self, builder: Builder, part: int) -> Factors:
+        """Return the factors of a part."""
+
+    def weights(self, builder: Builder, step: int) -> list[Value]:
+        """Return the weights of a step as the product takes them, in the parts that it works on."""
+
+
+class StoredGroup:
+    """A group of a panel as it is stored."""
+
+    def __init__(self, builder: Builder, shape: BlockShape, group: Group) -> None:
+        """Find it, and ask for what comes behind it."""
+        self._shape, self._at = shape, _places(builder, shape, group)
+        for line in range(0, shape.group_bytes, 64):
+            fetch(builder, moved(builder, self._at.group, _AHEAD + line))
+
+    def factors(self, builder: Builder, part: int) -> Factors:
+        """Return the factors of a part."""
+        shape, at = self._shape, self._at
+        scales, less, minima = _factor(builder, shape, at, part, is_minimum=False), None, None
+        if shape.scale != "exponent":  # of at most 19 bits, which times the two of `_ORIGIN` are exact
+            less = builder.fmul(scales, splat(FLOATS, -_ORIGIN))
+        if shape.has_minimum:
+            minima = _factor(builder, shape, at, part, is_minimum=True)
+        return Factors(scales, less, minima)
+
+    def weights(self, builder: Builder, step: int) -> list[Value]:
+        """Return the weights of a step as the product takes them, in the parts that it works on."""
+        shape, group = self._shape, self._at.group
+        if shape.bits == 8:
+            return PRODUCT.read_weights(builder, moved(builder, group, shape.low_place + STEP_BYTES * step))
+        stored = _stored(builder, PRODUCT, shape, group, step)
+        if not shape.table:
+            return stored
+        less = 0 if shape.is_small or PRODUCT.has_unsigned_weights else shape.zero
+        table = [(one - less) & 255 for one in shape.table]
+        return [PRODUCT.look_up(builder, table, part) for part in stored]
+
+
+def _wholes(
+    builder: Builder, shape: BlockShape, num_rows: int, group: Group, stored: GroupOfPanel, part: int
+) -> list[Value]:
     """Return the integers of a part, for each row, as floats that are `_ORIGIN` larger."""
     steps = range(part * shape.part // 4, (part + 1) * shape.part // 4)
     starts = [splat(INTS, _ORIGIN_BITS)] * num_rows
@@ -157,46 +205,35 @@ def _wholes(builder: Builder, shape: BlockShape, num_rows: int, group: Group, at
         starts = [lanes.repeated(builder, row) for row in range(num_rows)]
     sums = [Sums(builder, PRODUCT, start, most=shape.most) for start in starts]
     for step in steps:
-        weights = _weights(builder, PRODUCT, shape, at.group, step)
+        weights = stored.weights(builder, step)
         for row, total in enumerate(sums):
             total.add(builder, weights, PRODUCT.numbers_of(builder, group.four(builder, row, step)))
     return [builder.bitcast(total.result(builder), FLOATS) for total in sums]
 
 
-def _scaling(builder: Builder, shape: BlockShape, scales: Value) -> Callable[[Value], Value]:
-    """Return what makes products with a part's scales of its integers, which come as `_wholes` gives them.
-
-    One multiply-add takes `_ORIGIN` away and rounds as the product alone would: scales of at most 19 bits times
-    `_ORIGIN`, which has two, are exact. Powers of two may be too large for that.
-    """
-    if shape.scale == "exponent":
-        return lambda whole: builder.fmul(builder.fadd(whole, splat(FLOATS, -_ORIGIN)), scales)
-    less = builder.fmul(scales, splat(FLOATS, -_ORIGIN))
-    return lambda whole: fma_of(builder, whole, scales, less)
+def _scaled(builder: Builder, whole: Value, factors: Factors) -> Value:
+    """Return the product with scales of integers that come as `_wholes` gives them, rounded once."""
+    if factors.less is None:
+        return builder.fmul(builder.fadd(whole, splat(FLOATS, -_ORIGIN)), factors.scales)
+    return fma_of(builder, whole, factors.scales, factors.less)
 
 
-def format_of(shape: BlockShape) -> Format:
+def format_of(
+    shape: BlockShape, of_group: Callable[[Builder, BlockShape, Group], GroupOfPanel] = StoredGroup
+) -> Format:
     """Return how a group of such blocks is multiplied."""
 
     def add_group(builder: Builder, num_rows: int, group: Group, sums: Sequence[list[Value]]) -> list[list[Value]]:
-        [panel] = group.panels
-        at = _places(builder, shape, group, panel)
-        at = _Places(at.header, one_register(builder, at.group))
-        totals = [row[0] for row in sums]
-        for line in range(0, shape.group_bytes, 64):
-            fetch(builder, moved(builder, at.group, _AHEAD + line))
+        stored, totals = of_group(builder, shape, group), [row[0] for row in sums]
         for part in range(shape.parts):
-            scales = _factors(builder, shape, at, part, is_minimum=False)
-            minima = counts = None
-            if shape.has_minimum:
-                minima = _factors(builder, shape, at, part, is_minimum=True)
+            factors, counts = stored.factors(builder, part), None
+            if factors.minima is not None:
                 sums_of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
                 counts = _Lanes(builder, builder.sitofp(sums_of_rows, FLOATS), num_rows)
-            scaled = _scaling(builder, shape, scales)
-            for row, whole in enumerate(_wholes(builder, shape, num_rows, group, at, part)):
-                value = scaled(whole)
+            for row, whole in enumerate(_wholes(builder, shape, num_rows, group, stored, part)):
+                value = _scaled(builder, whole, factors)
                 if counts is not None:
-                    value = fma_of(builder, counts.repeated(builder, row), minima, value)
+                    value = fma_of(builder, counts.repeated(builder, row), factors.minima, value)
                 totals[row] = fma_of(builder, value, group.scale(builder, row), totals[row])
         return [[total] for total in totals]
 
