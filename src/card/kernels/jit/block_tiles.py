@@ -159,6 +159,9 @@ class GroupOfPanel(Protocol):
     def weights(self, builder: Builder, step: int) -> list[Value]:
         """Return the weights of a step as the product takes them, in the parts that it works on."""
 
+    def integers(self, builder: Builder, group: Group, part: int, starts: Sequence[Value]) -> list[Value]:
+        """Return the integers of a part, for each row: where it starts, and the products added."""
+
 
 class StoredGroup:
     """A group of a panel as it is stored."""
@@ -191,35 +194,44 @@ class StoredGroup:
         table = [(one - less) & 255 for one in shape.table]
         return [PRODUCT.look_up(builder, table, part) for part in stored]
 
+    def integers(self, builder: Builder, group: Group, part: int, starts: Sequence[Value]) -> list[Value]:
+        """Return the integers of a part, for each row: where it starts, and the products added."""
+        return added_up(builder, self._shape, group, self, part, starts)
 
-def _wholes(
-    builder: Builder, shape: BlockShape, num_rows: int, group: Group, stored: GroupOfPanel, part: int
+
+def added_up(
+    builder: Builder, shape: BlockShape, group: Group, stored: GroupOfPanel, part: int, starts: Sequence[Value]
 ) -> list[Value]:
-    """Return the integers of a part, for each row, as floats that are `_ORIGIN` larger."""
-    steps = range(part * shape.part // 4, (part + 1) * shape.part // 4)
-    starts = [splat(INTS, _ORIGIN_BITS)] * num_rows
-    if zero := shape.zero if shape.is_small or PRODUCT.has_unsigned_weights else 0:
-        of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
-        of_zero = builder.add(builder.mul(of_rows, splat(INTS, -zero)), splat(INTS, _ORIGIN_BITS))
-        lanes = _Lanes(builder, of_zero, num_rows)
-        starts = [lanes.repeated(builder, row) for row in range(num_rows)]
+    """Return what the integers of a part are for each row, beginning with ``starts``: vector instructions add them."""
     sums = [Sums(builder, PRODUCT, start, most=shape.most) for start in starts]
-    for step in steps:
+    for step in range(part * shape.part // 4, (part + 1) * shape.part // 4):
         weights = stored.weights(builder, step)
         for row, total in enumerate(sums):
             total.add(builder, weights, PRODUCT.numbers_of(builder, group.four(builder, row, step)))
-    return [builder.bitcast(total.result(builder), FLOATS) for total in sums]
+    return [total.result(builder) for total in sums]
+
+
+def _starts(builder: Builder, shape: BlockShape, num_rows: int, group: Group, part: int) -> list[Value]:
+    """Return what the integers of a part begin with, for each row: with `_ORIGIN`, and without the weights' zero."""
+    zero = shape.zero if shape.is_small or PRODUCT.has_unsigned_weights else 0
+    if not zero:
+        return [splat(INTS, _ORIGIN_BITS)] * num_rows
+    of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
+    of_zero = builder.add(builder.mul(of_rows, splat(INTS, -zero)), splat(INTS, _ORIGIN_BITS))
+    lanes = _Lanes(builder, of_zero, num_rows)
+    return [lanes.repeated(builder, row) for row in range(num_rows)]
 
 
 def _scaled(builder: Builder, whole: Value, factors: Factors) -> Value:
-    """Return the product with scales of integers that come as `_wholes` gives them, rounded once."""
+    """Return the product with scales, rounded once, of integers in floats that are `_ORIGIN` larger."""
     if factors.less is None:
         return builder.fmul(builder.fadd(whole, splat(FLOATS, -_ORIGIN)), factors.scales)
     return fma_of(builder, whole, factors.scales, factors.less)
 
 
 def format_of(
-    shape: BlockShape, of_group: Callable[[Builder, BlockShape, Group], GroupOfPanel] = StoredGroup
+    shape: BlockShape,
+    of_group: Callable[[Builder, BlockShape, Group], GroupOfPanel] = StoredGroup,
 ) -> Format:
     """Return how a group of such blocks is multiplied."""
 
@@ -230,8 +242,9 @@ def format_of(
             if factors.minima is not None:
                 sums_of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
                 counts = _Lanes(builder, builder.sitofp(sums_of_rows, FLOATS), num_rows)
-            for row, whole in enumerate(_wholes(builder, shape, num_rows, group, stored, part)):
-                value = _scaled(builder, whole, factors)
+            starts = _starts(builder, shape, num_rows, group, part)
+            for row, whole in enumerate(stored.integers(builder, group, part, starts)):
+                value = _scaled(builder, builder.bitcast(whole, FLOATS), factors)
                 if counts is not None:
                     value = fma_of(builder, counts.repeated(builder, row), factors.minima, value)
                 totals[row] = fma_of(builder, value, group.scale(builder, row), totals[row])

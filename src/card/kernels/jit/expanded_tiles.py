@@ -7,11 +7,15 @@ parts, then the weights of its steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from llvmlite import ir
 
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import STEP_BYTES, STEPS, BlockShape
-from card.kernels.jit.block_tiles import Factors, StoredGroup, factor_count, format_of
+from card.kernels.jit.block_tiles import Factors, StoredGroup, added_up, factor_count, format_of
+from card.kernels.jit.matrix_unit import MATRIX_ROWS, around_tiles, products
 from card.kernels.jit.object_code import Builder, ObjectCode, Value
 from card.kernels.jit.tiles import MOST_ROWS, PRODUCT, Format, Group, call_at, in_register, multiplier_of
 from card.kernels.jit.vectors import FLOATS, INT, LANES, VOID, loop, moved, operation, read, write
@@ -36,6 +40,7 @@ class _ExpandedGroup:
         [panel] = group.panels
         before = builder.mul(group.index, ir.Constant(INT, expanded_bytes(shape)))
         self._shape, self._at = shape, in_register(builder, builder.add(panel, before))
+        self._products: list[list[Value]] = []  # of the matrix unit, of each part
 
     def factors_at(self, builder: Builder, part: int) -> Value:
         return moved(builder, self._at, _FACTOR_BYTES * factor_count(self._shape) * part)
@@ -55,10 +60,28 @@ class _ExpandedGroup:
         kind, at = ir.VectorType(ir.IntType(8), 4 * PRODUCT.lanes), self.weights_at(builder, step)
         return [read(builder, moved(builder, at, first), kind) for first in range(0, STEP_BYTES, kind.count)]
 
+    def integers(self, builder: Builder, group: Group, part: int, starts: Sequence[Value]) -> list[Value]:
+        """Return the integers of a part, for each row: where it starts, and the products added."""
+        shape, num_rows = self._shape, len(starts)
+        if num_rows < MATRIX_ROWS:
+            return added_up(builder, shape, group, self, part, starts)
+        if not self._products:  # of all parts at once: one is on its way while another one is scaled
+            places = [
+                (moved(builder, group.numbers, shape.part * one), self._first_at(builder, one))
+                for one in range(shape.parts)
+            ]
+            self._products = products(builder, num_rows, shape.part, places)
+        return [builder.add(*both) for both in zip(starts, self._products[part], strict=True)]
+
+    def _first_at(self, builder: Builder, part: int) -> Value:
+        """Return where the weights of a part begin."""
+        return self.weights_at(builder, part * self._shape.part // 4)
+
 
 def expanded_format(shape: BlockShape) -> Format:
     """Return how a group of expanded panels is multiplied."""
-    return format_of(shape, _ExpandedGroup)
+    begin, end = around_tiles(shape.part)
+    return replace(format_of(shape, _ExpandedGroup), begin=begin, end=end)
 
 
 def expander_of(name: str, shape: BlockShape) -> ObjectCode:

@@ -38,14 +38,10 @@ from card.kernels.jit.vectors import (
 from card.machine.processor import kernel_kind
 
 PANEL = LANES  # output channels
-_KIND = kernel_kind() or ""
-PRODUCT = product_of(_KIND)
+PRODUCT = product_of(kernel_kind() or "")
 MOST_ROWS = PRODUCT.most_rows  # of a tile
 FETCHED_ROWS = 3  # from which weights are fetched ahead: fewer only wait for memory, which fetches by itself then
 AHEAD = 8192  # bytes of weights on their way from memory while others are used
-# Rows of a tile from which the unit is used. Evidence: at 300 M it is faster from 6 rows on, in a draft model of 4 M
-# from 12 on, and below that both are alike (benchmarks/LOG.md).
-MATRIX_ROWS = 6 if _KIND == "amx" else 1 << 30
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _ARGUMENTS = 14
 
