@@ -138,7 +138,7 @@ class _Lanes:
 
 
 class Factors(NamedTuple):
-    """What the integers of a part are times, for 16 channels."""
+    """Factors of the integers of a part, for 16 channels."""
 
     scales: Value
     less: Value | None  # the product of `_ORIGIN` with the scales, negative; None where it may be too large
@@ -151,7 +151,7 @@ def factor_count(shape: BlockShape) -> int:
 
 
 class GroupOfPanel(Protocol):
-    """Where the factors and the weights of a group come from."""
+    """A group of a panel: its factors and its weights."""
 
     def factors(self, builder: Builder, part: int) -> Factors:
         """Return the factors of a part."""
