@@ -51,7 +51,8 @@ _FORMATS = {_BYTE, *FLOAT_PRODUCTS.values(), *(form.product for form in BLOCK_FO
 
 def kind_of(name: str) -> str:
     """Return the kind of work of a function of machine code; of any other code for an empty name."""
-    if (entry := name.removesuffix(SUFFIX)) in _FORMATS:
+    entry = name.removesuffix(SUFFIX).removesuffix("_expander").removesuffix("_expanded")
+    if entry in _FORMATS:
         return f"{_PRODUCTS}, {entry}"
     if name == "sched_yield" or name.endswith(".wait") or name.startswith("team_"):
         return _WAITING

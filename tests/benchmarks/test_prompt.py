@@ -27,6 +27,8 @@ def script(bench):
     [
         ("q4_k_attend_part_wait", "products, q4_k"),
         ("byte_attend_part_wait", "products, byte"),
+        ("q4_k_expanded_attend_part_wait", "products, q4_k"),
+        ("q4_k_expander_attend_part_wait", "products, q4_k"),
         ("card.kernels.jit.attention.attend_part", "attention"),
         ("card.kernels.jit.attention_blocks.widen", "attention"),
         ("card.kernels.jit.sharing.wait", "waiting at barriers"),
