@@ -46,8 +46,13 @@ class Peaks:
     memory_bytes: float  # read from memory
 
 
-def measure_peaks(num_threads: int, *, read_bytes: int = _READ_BYTES) -> Peaks:
-    """Return what so many threads do at once. ``read_bytes`` of memory are read, all threads together."""
+def measure_peaks(num_threads: int, *, seconds: float = _SECONDS, read_bytes: int = _READ_BYTES) -> Peaks:
+    """Return what so many threads do at once.
+
+    Args:
+        seconds: of the processor for each loop but the one that reads memory, at least.
+        read_bytes: of memory, all threads together.
+    """
     kind = kernel_kind() or ""
     product = product_of(kind)
     num_sums = _MANY_SUMS if product.lanes == LANES else _FEW_SUMS
@@ -60,11 +65,13 @@ def measure_peaks(num_threads: int, *, read_bytes: int = _READ_BYTES) -> Peaks:
         setups["matrix"] = _adding_tiles
         mads_of_round["matrix"] = _TILES * _GROUP_BYTES * _TILE_ROWS * LANES
     numbers = [np.zeros(1024, np.uint8) for _ in range(num_threads)]
-    rates = {name: count * _rounds_per_s(name, setups[name], 0, numbers) for name, count in mads_of_round.items()}
-    floats = LANES * num_sums * _rounds_per_s("floats", _adding_floats(num_sums), 0, numbers)
+    rates = {
+        name: count * _rounds_per_s(name, setups[name], 0, numbers, seconds) for name, count in mads_of_round.items()
+    }
+    floats = LANES * num_sums * _rounds_per_s("floats", _adding_floats(num_sums), 0, numbers, seconds)
     memory = [np.ones(read_bytes // num_threads, np.uint8) for _ in range(num_threads)]
     step = _VECTOR_BYTES * _READ_AT_ONCE
-    read_rate = step * _rounds_per_s("memory", _reading, step, memory)
+    read_rate = step * _rounds_per_s("memory", _reading, step, memory, seconds)
     return Peaks(byte_mads=max(rates.values()), float_mads=floats, memory_bytes=read_rate)
 
 
@@ -122,17 +129,18 @@ def _reading(builder: Builder, numbers: Value) -> tuple[list[Value], Body]:
     return [splat(FLOATS, 0.0)] * _READ_AT_ONCE, body
 
 
-def _rounds_per_s(name: str, setup: Setup, step: int, numbers: Sequence[Any]) -> float:
+def _rounds_per_s(name: str, setup: Setup, step: int, numbers: Sequence[Any], least_s: float) -> float:
     """Return the rounds of a loop that all threads do in a second.
 
     Args:
         step: bytes from the numbers of a round to those of the next one; 0: all rounds have the same.
         numbers: of each thread.
+        least_s: seconds of the loop, if all rounds have the same numbers.
     """
     run = _code(name, setup, step)
     most = len(numbers[0]) // step if step else 1 << 12
     seconds = _seconds_of(run, most, numbers)
-    while not step and seconds < _SECONDS:  # of the same numbers as many rounds as take so long
+    while not step and seconds < least_s:  # of the same numbers as many rounds as take so long
         most *= 2
         seconds = _seconds_of(run, most, numbers)
     return len(numbers) * most / min(seconds, *(_seconds_of(run, most, numbers) for _ in range(_NUM_RUNS - 1)))
