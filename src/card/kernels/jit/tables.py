@@ -21,6 +21,9 @@ class LinearEntry(Struct):
     channel_scales: int = place("a float for each output channel")
     biases: int = place("a float for each output channel")
     takes: int = place("AS_BYTES or AS_FLOATS")
+    expander: int = place("the code that expands its weights for many rows; 0: they are multiplied as they are")
+    expanded: int = place("the code that multiplies by these")
+    expanded_bytes: int = place("bytes of a group of an expanded panel")
 
 
 class ExpertEntry(Struct):
@@ -171,6 +174,8 @@ class PassTable(Struct):
     num_rows: int = place("of the pass")
     num_threads: int = place("that share it out")
     num_layers: int = place("of the decoder")
+    first_layer: int = place("that the pass begins with")
+    keeps_alone: int = place("the last layer keeps keys and values, and does nothing else")
     width: int = place("of hidden states")
     padded_width: int = place("and with its padding")
     num_outputs: int = place("logits of a row, with their padding")
