@@ -113,7 +113,7 @@ def figures(line: dict[str, Any]) -> list[str]:
     return [
         f"{tokens / line['target_passes']:.2f}",
         f"{rolled_back / tokens:.2f}",
-        f"{rolled_back / (rolled_back + line['accepted_tokens']):.0%}",
+        f"{rolled_back / (rolled_back + line['accepted_tokens']):.0%}".replace("%", " %"),
         f"{line['drafter_passes'] / tokens:.2f}",
     ]
 
