@@ -31,7 +31,6 @@ from card.tools.planner.recording import load_recording
 from card.tools.planner.scene import Scene
 from card.tools.planner.simulate import Simulator
 
-METHODS = ("pearl", "specbranch")
 TARGET, DRAFT = "llama-3.1-70b-4xh100", "llama-3.2-1b-h100"  # flat passes, one as long as seven
 COUNTS = (
     "target_passes",
@@ -52,21 +51,23 @@ def main() -> None:
 @main.command()
 @click.option("--recording", "recordings", multiple=True, required=True, type=Path, help="Of card record; several.")
 @click.option("--lengths", default="2,4,7", show_default=True, help="Draft lengths.")
+@click.option("--branch-below", "thresholds", default=(0.7,), multiple=True, show_default=True, help="Several.")
 @click.option("--out", type=Path, help="JSON lines are appended to it.")
-def replay(recordings: tuple[Path, ...], lengths: str, out: Path | None) -> None:
+def replay(recordings: tuple[Path, ...], lengths: str, thresholds: tuple[float, ...], out: Path | None) -> None:
     """Count what both methods roll back on recordings."""
 
     def lines() -> Iterator[dict[str, Any]]:
         for path in recordings:
             recording = load_recording(path)
             simulator = Simulator(Scene(target=load_profile(TARGET), draft=load_profile(DRAFT), recording=recording))
-            facts = {"recording": path.name, "source": recording.source, "agreement": round(recording.agreement(), 3)}
+            facts = {"recording": path.name, "agreement": round(recording.agreement(), 3)}
             for length in numbers(lengths):
-                for method in METHODS:
-                    run = simulator.run(method, {"num_speculative_tokens": length})
-                    yield _line("replay", method, length, run.stats, **facts)
+                for method, below in (("pearl", None), *(("specbranch", one) for one in thresholds)):
+                    settings = {"num_speculative_tokens": length} | ({"branch_below": below} if below else {})
+                    run = simulator.run(method, settings)
+                    yield _line("replay", method, length, run.stats, branch_below=below, **facts)
 
-    _show(lines(), ("recording", "method", "num_speculative_tokens"), out)
+    _show(lines(), ("recording", "method", "branch_below", "num_speculative_tokens"), out)
 
 
 @main.command()

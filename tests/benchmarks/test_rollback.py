@@ -28,14 +28,25 @@ def test_a_replay_has_a_line_for_each_recording_length_and_method_and_counts_the
     save_recording(make_synthetic(0.6, num_texts=2, num_tokens=24), path)
     counts = []
     for name in ("one", "two"):
-        asked = ["replay", "--recording", str(path), "--lengths", "2,4", "--out", str(tmp_path / name)]
+        asked = [
+            "replay",
+            "--recording",
+            str(path),
+            "--lengths",
+            "2",
+            "--branch-below",
+            "0.7",
+            "--branch-below",
+            "1",
+            "--out",
+            str(tmp_path / name),
+        ]
         assert CliRunner().invoke(bench["rollback"].main, asked, catch_exceptions=False).exit_code == 0
         lines = lines_of(tmp_path / name)
-        assert [(line["method"], line["num_speculative_tokens"]) for line in lines] == [
-            ("pearl", 2),
-            ("specbranch", 2),
-            ("pearl", 4),
-            ("specbranch", 4),
+        assert [(line["method"], line["num_speculative_tokens"], line["branch_below"]) for line in lines] == [
+            ("pearl", 2, None),
+            ("specbranch", 2, 0.7),
+            ("specbranch", 2, 1.0),
         ]
         counts.append([{key: line[key] for key in bench["rollback"].COUNTS} for line in lines])
         assert all(line["tokens"] == 46 and line["rolled_back_tokens"] > 0 for line in lines)
