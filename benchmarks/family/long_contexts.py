@@ -30,7 +30,7 @@ from card.engine.metrics import RequestStats
 
 BENCHMARK = "long_contexts"
 BATCHES = (1, 4, 16)
-METHODS = ("sparsespec", "specpv", "specpv/partial", "suffix")
+METHODS = ("sparsespec", "specpv@quest:0.125:512", "specpv/partial@quest:0.125:512", "suffix")
 COUNTS = (
     *("num_prompt_tokens", "num_new_tokens", "target_passes", "self_draft_passes", "verified_tokens"),
     *("accepted_tokens", "lenient_tokens", "draft_kv_bytes", "verify_kv_bytes"),
@@ -67,8 +67,10 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens).resolved()
     for length in numbers(args.lengths):
         for name in args.methods.split(","):
-            method, _, judge = name.partition("/")
+            named, _, selection = name.partition("@")
+            method, _, judge = named.partition("/")
             settings: dict[str, Any] = {"judge": judge} if judge else {}
+            settings |= {"kv_selection": selection} if selection else {}
             settings |= {"max_model_len": length + args.max_tokens + 64, "max_num_seqs": max(numbers(args.at_once))}
             with LLM(args.target, None, method=method, policy="fixed", **settings) as llm:
                 for count in numbers(args.at_once):
@@ -136,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--problems", type=Path, help="JSON lines with question and answer, as in GSM8K")
     parser.add_argument("--lengths", default="4096", help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--at-once", default="1", help="requests at once (default: %(default)s)")
-    parser.add_argument("--methods", default=",".join(METHODS), help="with /partial: that judge (default: %(default)s)")
+    parser.add_argument("--methods", default=",".join(METHODS), help="METHOD/JUDGE@SELECTION, the latter two if wanted")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--out", type=Path, help="JSON lines are appended to it")
     args = parser.parse_args(argv)

@@ -1,9 +1,10 @@
-"""What does speculation save a forecaster? Passes, rows and Python's calls for 1, 8 and 50 continuations, and no times.
+"""What does speculation save a forecaster? Passes, rows, Python's calls and processor time for 1, 8, 50 continuations.
 
 `series` takes trained forecasters and real series, with the exact rule. `shape` takes a target as dear as a foundation
-model, TimesFM 2.0's width, with random weights, and accepts by coins: by chances that STRIDE's own logs
-show. A row is one patch of one continuation in one pass. A model without a cache (TimesFM) reads all patches of a
-continuation again in each pass: those are its rows.
+model, of TimesFM 2.0's width and with random weights, and accepts by coins, with chances that STRIDE's own logs show;
+with no layers it costs nothing, and calls of functions outside of passes are counted. A row is one patch of one
+continuation in one pass. A model without a cache (TimesFM) reads all patches of a continuation again in each pass:
+those are its rows.
 
     python benchmarks/labs/forecasts.py series --target target --draft draft --series ETTh1.csv:OT --series ETTh2.csv:OT
     python benchmarks/labs/forecasts.py shape --layers 20
@@ -36,7 +37,11 @@ from card.labs.series.verify import AcceptanceRule, find_rule, redraw
 
 CONTEXT, AHEAD, HORIZON = 16, 3, 12  # patches; the former two as in STRIDE's runs
 PUBLISHED = (0.79, 0.96, 0.9996)  # acceptance in STRIDE's logs of ETTh1
-WIDTH, HEADS, LAYERS = 1280, 16, 20  # TimesFM 2.0, whose 50 layers have MLPs of a quarter: 500 M parameters either way
+WIDTH, HEADS, LAYERS = (
+    1280,
+    16,
+    20,
+)  # TimesFM 2.0's; its 50 layers have narrow MLPs, so ours are fewer: 394 M parameters
 DRAFT_SHARE = 4  # the published draft has a quarter of the target's width
 
 
