@@ -280,3 +280,32 @@ def test_the_tables_of_forecasts_are_those_of_their_lines() -> None:
 
 def _seconds(line: Mapping[str, Any]) -> str:
     return f"{sum(line[one]['cpu_s'] for one in ('target', 'draft') if line[one]) / line['forecasts']:.1f}"
+
+
+SPECBRANCH = "src/card/family/specbranch/README.md"
+
+
+def test_the_tables_of_rollbacks_are_those_of_their_lines() -> None:
+    lines = lines_of(RESULTS / "rollback.jsonl")
+    told = []
+    for name, recording in (
+        ("demo pair", "demo-questions.rec"),
+        ("its draft in two bits", "demo-two-bits.rec"),
+        ("Qwen2.5-Coder 1.5 B, 0.5 B in two bits", "qwen-two-bits.rec"),
+    ):
+        found = [line for line in lines if line.get("recording") == recording]
+        for length in (2, 4, 7):
+            cells = {one["branch_below"]: _rollback(one) for one in found if one["num_speculative_tokens"] == length}
+            agreement = f"{100 * found[0]['agreement']:.0f} %"
+            told.append([name, agreement, str(length), *(cells[below] for below in (None, 0.7, 0.97))])
+    heading = "| pair | agreement | K | `pearl` | `specbranch` | `--branch-below 0.97` |"
+    assert rows_of(SPECBRANCH, heading) == told
+    told = []
+    for name, draft in (("demo draft", "demo-draft"), ("the same in two bits", "demo-draft-two-bits")):
+        told.append([name, *(_rollback(line) for line in lines if line.get("draft") == draft)])
+    heading = "| draft | `pearl` | `specbranch` | H-RAD as evidence | H-RAD obeyed |"
+    assert rows_of(SPECBRANCH, heading) == told
+
+
+def _rollback(line: Mapping[str, Any]) -> str:
+    return f"{line['tokens'] / line['target_passes']:.2f}, {line['rolled_back_tokens'] / line['tokens']:.2f}"
