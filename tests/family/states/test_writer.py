@@ -215,7 +215,7 @@ def test_texts_are_the_same_in_integers_with_a_small_head_and_by_a_tuned_policy(
         assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe, norms of heads"])
 @pytest.mark.parametrize("in_own_file", [False, True])
 def test_a_block_of_a_quantised_file_runs_in_its_own_blocks_and_gives_nearly_the_same_numbers(
     folder: Any, tmp_path: Path, kind: str, in_own_file: bool

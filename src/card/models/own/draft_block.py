@@ -243,11 +243,14 @@ def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str, as_stored: bool
     only = {_HEAD, *(PREFIX + name for name in _JOINING)} if as_stored else None
     weights: dict[str, Weight] = dict(gguf.block_weights(dtype, only))
     head = weights.pop(_HEAD, None)
+    pages: MappedWeights | None = None
     if as_stored:
-        weights = {**gguf.stored_block_weights(), **weights}
+        packed_weights, pages = gguf.stored_block_weights()
+        weights = {**packed_weights, **weights}
         architecture = architecture.as_stored(weights)
     block = {name.removeprefix(PREFIX): array for name, array in weights.items()}
     made = block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype), BlockNames())
+    made.pages = () if pages is None else (pages,)
     ids = gguf.block_ids
     return made if ids is None else with_head_of(made, ids)
 
