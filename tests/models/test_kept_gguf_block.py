@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from card.models.block_loading import has_block, load_block
 from card.models.files.gguf import block_weights, model
 from card.models.loading import load_decoder
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.draft_block import DraftBlock
 from card.models.own.layers import BlockWeight
 from card.models.runners import plain_runner
@@ -50,5 +51,7 @@ def test_a_second_start_reads_no_header_and_packs_no_block(
 
 
 def _loaded(target: str, block: str, cache: str) -> DraftBlock:
-    runner = plain_runner(load_decoder(target, cache_dir=cache), max_model_len=64)
-    return load_block(block, runner, dtype="auto", cache_dir=cache)
+    loaded = load_decoder(target, cache_dir=cache)
+    assert isinstance(loaded, DecoderModel)
+    runner, model_head = plain_runner(loaded, max_model_len=64), loaded.lm_head.weight
+    return load_block(block, runner, dtype="auto", cache_dir=cache, head=model_head)
