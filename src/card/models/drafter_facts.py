@@ -44,8 +44,8 @@ def drafter_of(model: LoadedModel, *, is_own: bool) -> DrafterFacts | None:
     kind, inputs = "a model of its own", model.inputs if isinstance(model, DraftBlock | EagleHead) else None
     if isinstance(model, DraftBlock):
         kind = f"a block that drafts, in {'the target' if is_own else 'a file of its own'}"
-    elif inputs is not None:
-        kind = "an EAGLE-3 head"
+    elif isinstance(model, EagleHead):
+        kind = "an EAGLE-3 head" if model.inputs.num_tokens == 1 else "a head of several tokens a pass (P-EAGLE)"
     elif parallel_draft_of(model) is not None:
         kind = "a model that drafts several tokens in a pass (PARD)"
     total = 0.0
