@@ -102,7 +102,7 @@ def by_type(usual: type[Strict], custom: type[Strict]) -> WrapValidator:
         kind = value.get("type") if isinstance(value, dict) else None
         if kind is not None and kind not in ("function", "custom"):
             fault = InitErrorDetails(type=_WRONG_TYPE, loc=("type",), input=kind)
-            raise ValidationError.from_exception_data(usual.__name__, [fault])
+            raise ValidationError.from_exception_data("type", [fault])
         return (custom if kind == "custom" else usual).model_validate(value, context=info.context)
 
     return WrapValidator(validate)
