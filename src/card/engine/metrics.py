@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any
@@ -223,6 +223,7 @@ class EngineStats(DrafterHealth):
     chains_only: bool = False  # the target keeps a recurrent state, so it verifies chains, never trees
     schedule: str = "off"
     schedule_reason: str = ""
+    asked_rounds: Mapping[tuple[str, str, str], int] = field(default_factory=dict)  # as `card.engine.asked` counts
 
     def count_round(self, target_tokens: int, new_tokens: int, seconds: float) -> None:
         """Add one round."""

@@ -119,6 +119,11 @@ class Scrape:
             ("prefix_cache_read_tokens", "Tokens of prompts with KV from files.", stats.prefix_read_tokens),
         ):
             yield CounterMetricFamily(f"card_{name}", what, value=value)
+        what = "Rounds of requests by writer and requests at once: it was asked, or why not."
+        asked = CounterMetricFamily("card_writer_rounds", what, labels=["writer", "at_once", "result"])
+        for labels, count in stats.asked_rounds.items():
+            asked.add_metric(labels, count)
+        yield asked
 
 
 def _relabelled(family: Metric, name: str, labels: dict[str, str]) -> Metric:

@@ -136,6 +136,7 @@ class TunedPolicy(Policy):
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft as far as paths are likely enough; wait only if the settings say so."""
+        self.undrafted = {}
         if not view.takes_turns:
             return super().prepare(view) if "max_wait_s" in self._pinned else None
         if not view.requests:
@@ -144,6 +145,7 @@ class TunedPolicy(Policy):
         self._num_served, self._is_reading = len(resting), False
         wanted = [one for one in view.requests if one.uses_drafter and one.request_id not in resting]
         reading = self._joined(wanted, len(view.requests))
+        self.undrafted = {**self.undrafted, **dict.fromkeys(resting, "copied")}
         if not reading.requests:
             return None
         self._num_served += len(reading.requests)
@@ -164,15 +166,25 @@ class TunedPolicy(Policy):
         if "off" not in self.costs:
             return Reading(list(requests))
         plain, plain_s = self.round_of("off", num_running)
-        if self._modes.trial_layers is not None:
+        is_trial = self._modes.trial_layers is not None
+        if is_trial:
             read = [one for one in requests if not self._unread.reading_s(one)]
-            return self._unread.begin(read or sorted(requests, key=self._unread.reading_s)[:1], 2 * plain_s)
-        worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
-        if len(worth) < len(requests):
+            worth = read or sorted(requests, key=self._unread.reading_s)[:1]
+        else:
+            worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
+        if not is_trial and len(worth) < len(requests):
             hoped = self._acceptance.pair.hoped
             tokens, seconds = self.round_of(self.schedule, num_running, hoped, num_drafted=len(worth))
             worth = worth if tokens * plain_s > plain * seconds else []
-        return self._unread.begin(worth, 2 * plain_s)
+        reading = self._unread.begin(worth, 2 * plain_s)
+        why = dict.fromkeys((one.request_id for one in requests), "waits" if is_trial else "costly")
+        why |= dict.fromkeys((one.request_id for one in worth), "waits")
+        for one in reading.requests:
+            del why[one.request_id]
+        if reading.leaves_rest:
+            why[reading.requests[-1].request_id] = "reads"
+        self.undrafted = why
+        return reading
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify the candidates whose expected tokens are worth their seconds at the present rate."""
