@@ -80,7 +80,7 @@ MAX_ROOM_LINES = {
     "cli": 3000,
     "config": 1600,
     "drafting": 2400,
-    "engine": 5300,
+    "engine": 5350,
     "family": 6900,
     "inside": 2200,
     "kernels": 7000,

@@ -92,7 +92,7 @@ class TunedPolicy(Policy):
         """
         costs, copied = self._costs, self._copied.mean
         num_drafted = num_requests if num_drafted is None else num_drafted
-        agreement = self._acceptance.agreement if agreement is None else agreement
+        agreement = self._acceptance.pair.value if agreement is None else agreement
         around_s, share = costs.around_s(schedule, num_requests), copied.missed * num_drafted / num_requests
         num_rows = num_requests * (1 + copied.num_verified)
         plain_s = around_s + costs.pass_s(schedule, num_rows, num_requests)
@@ -258,7 +258,7 @@ class TunedPolicy(Policy):
 
     def _worth(self, chain: Nodes, price: float) -> Nodes:
         """Return the leading candidates of a draft model's chain that bring more than this price."""
-        chances = map(self._acceptance.calibration.chance, chain.depths, chain.path_logprobs)
+        chances = map(self._acceptance.pair.calibration.chance, chain.depths, chain.path_logprobs)
         return chain.leading(sum(chance > price for chance in chances))
 
     def _turn_end(self, num_requests: int, resting: frozenset[int]) -> TurnEnd:
@@ -266,17 +266,17 @@ class TunedPolicy(Policy):
         costs, schedule = self._costs, self.schedule
         layer_s = costs.draft_s(schedule, num_requests)
         further_s = (costs.draft_s(schedule, 2 * num_requests) - layer_s) / num_requests  # for one more request
-        worth = self._modes.rate / self._acceptance.agreement  # chance that a second of a turn must bring
+        worth = self._modes.rate / self._acceptance.pair.value  # chance that a second of a turn must bring
         layer = worth * (layer_s - num_requests * further_s)
         rows_s = (costs.row_s(schedule, num_requests * (1 + depth), num_requests) for depth in range(1, DEEPEST))
         floors = [max(0.0, worth * (row_s + further_s)) for row_s in rows_s]
         # The schedule already decided to draft, unless the user set it.
         first = min(0.0, 1.0 - layer) if "off" in self.costs else 0.0
-        return TurnEnd((first, *floors), layer, self._acceptance.calibration, resting)
+        return TurnEnd((first, *floors), layer, self._acceptance.pair.calibration, resting)
 
     def _well_offered(self, view: RoundView) -> set[int]:
         """Return the requests with candidates of other writers so likely that a draft is not worth its time."""
-        num_requests, rate, agreement = len(view.requests), self._modes.rate, self._acceptance.agreement
+        num_requests, rate, agreement = len(view.requests), self._modes.rate, self._acceptance.pair.value
         draft_s = self._costs.draft_s(self.schedule, num_requests) / num_requests
         start_s = self._costs.first_draft_s(self.schedule, num_requests) / num_requests - draft_s
         price = rate * self._costs.row_s(self.schedule, 4 * num_requests, num_requests)
