@@ -273,8 +273,9 @@ class ExactDecoder:
         size = max((layer.head_size for layer in self.layout.layers), default=0)
         of_inputs = 0 if self._inputs is None else self._inputs.padded_width
         groups = max(padded(self._width, GROUP), layers.attended, of_inputs) // GROUP
-        attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
-        attending += 4 * layers.most_together * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)
+        attending = 4 * (LANES * size + GROUP)  # of floats; each query lies there transposed, and has a sum and scores
+        of_query = 2 * padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES
+        attending += 4 * layers.most_together * of_query
         num_bytes = (
             groups * buffers.num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups
