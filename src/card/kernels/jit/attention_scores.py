@@ -48,7 +48,7 @@ from card.kernels.jit.vectors import (
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _VECTOR = 4 * LANES  # bytes
 _NOTHING = np.float32(-3.0e38)  # a score that gets no weight
-_LEAST_LANES = 12  # queries from which a vector of them costs less than scoring them one by one
+_LEAST_LANES = 15  # queries from which a vector of them costs less than scoring them one by one
 # (vectors of queries, positions) whose sums fill the registers: 32 of 16 floats, 16 of 8 or 32 of 4.
 _TILES = {1: 16, 2: 8, 3: 4} if PRODUCT.lanes == LANES else {1: 4}
 _MOST_VECTORS = max(_TILES)
