@@ -83,7 +83,7 @@ MAX_ROOM_LINES = {
     "engine": 5300,
     "family": 6900,
     "inside": 2200,
-    "kernels": 7000,
+    "kernels": 7150,
     "labs": 3700,
     "links": 2600,
     "machine": 1600,
