@@ -82,7 +82,7 @@ MAX_ROOM_LINES = {
     "drafting": 2400,
     "engine": 5400,
     "family": 6950,
-    "inside": 2200,
+    "inside": 2250,
     "kernels": 7500,
     "labs": 3700,
     "links": 2600,

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 LANES, SCALE = 16, 0.3
 if REASON is None:
     scores_code: Any = machine_code("attention_scores")
-    MOST_VECTORS = scores_code._MOST_VECTORS
+    MOST_VECTORS = scores_code.MOST_VECTORS
     score_tile, transpose = scores_code.score_tile, scores_code.transpose
     score_block: Any = machine_code("attention_blocks").score_block
     vectors: Any = machine_code("vectors")

@@ -143,9 +143,8 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     _refuse_contradictions(engine, chosen, facts, drafts=drafts, has_draft=has_draft)
     placements = _placements(chosen, engine, facts) if drafts else {}
     asked = DraftSettings(**draft_changes)
-    here = drafts and (engine.draft_address is None or facts.has_draft)
-    growth = chosen.shape(asked).growth
-    there = _readers(chosen, engine, drafts=drafts, drafts_here=here, writers=writers, growth=growth)
+    growth, with_draft = chosen.shape(asked).growth, facts.has_draft
+    there = _readers(chosen, engine, drafts=drafts, with_draft=with_draft, writers=writers, growth=growth)
     refuse_unread(settings, _known(), there, f"method {chosen.name}")
     shaped, max_model_len = chosen.shape(asked), _model_len(engine, facts)
     target_tree_rows = shaped.budget + SPARE_ROWS
@@ -175,8 +174,7 @@ def readable(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     chosen, engine = find_method(method), EngineSettings(**engine_changes)
     drafts, writers = share_out(chosen, engine.writers, ())
     growth = chosen.shape(DraftSettings(**draft_changes)).growth
-    here = drafts and engine.draft_address is None
-    there = _readers(chosen, engine, drafts=drafts, drafts_here=here, writers=writers, growth=growth)
+    there = _readers(chosen, engine, drafts=drafts, with_draft=False, writers=writers, growth=growth)
     left_out = unread(settings, _known(), there)
     return {name: value for name, value in settings.items() if name not in left_out}
 
@@ -231,15 +229,15 @@ def _known() -> Mapping[str, Setting]:
 
 
 def _readers(
-    method: Method, settings: EngineSettings, *, drafts: bool, drafts_here: bool, writers: Sequence[str], growth: str
+    method: Method, settings: EngineSettings, *, drafts: bool, with_draft: bool, writers: Sequence[str], growth: str
 ) -> frozenset[str]:
     """Return what reads settings in this engine, in the words of `card.config.reading`."""
     there = {f"method {method.name}", f"growth {growth}", *(f"writer {name}" for name in writers)}
-    foresees = foresees_forced(method, settings.writers)
-    there |= {CANDIDATES} if drafts or writers or foresees or method.selection is not None else set()
-    there |= {IMAGES} if settings.max_images else set()
-    there |= {DRAFTING} if drafts else set()
-    return frozenset(there | ({DRAFTING_HERE} if drafts_here else set()))
+    if drafts or writers or foresees_forced(method, settings.writers) or method.selection is not None:
+        there.add(CANDIDATES)
+    here = {DRAFTING_HERE} if with_draft or not settings.draft_address else set()
+    there |= {DRAFTING, *here} if drafts else set()
+    return frozenset(there | ({IMAGES} if settings.max_images else set()))
 
 
 def _refuse_contradictions(

@@ -1,4 +1,4 @@
-"""What a draft model is, and the bytes of weights that one of its steps reads."""
+"""The kind of a draft model, and the bytes of weights that one of its steps reads."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Policy:
     reason: str
     """Reason for this schedule, in a few words for the statistics."""
     undrafted: Mapping[int, str] = MappingProxyType({})
-    """Why the drafter is not asked in this round, by number of the request, in the words of `card.engine.asked`."""
+    """Reasons not to ask the drafter in this round, by number of the request, in the words of `card.engine.asked`."""
 
     def __init__(self, schedule: Schedule, cores: CoreSet = CoreSet()) -> None:  # noqa: B008
         """Make a policy that keeps one schedule on the same cores."""

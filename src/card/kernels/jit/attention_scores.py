@@ -51,7 +51,7 @@ _NOTHING = np.float32(-3.0e38)  # a score that gets no weight
 _LEAST_LANES = 15  # queries from which a vector of them costs less than scoring them one by one
 # (vectors of queries, positions) whose sums fill the registers: 32 of 16 floats, 16 of 8 or 32 of 4.
 _TILES = {1: 16, 2: 8, 3: 4} if PRODUCT.lanes == LANES else {1: 4}
-_MOST_VECTORS = max(_TILES)
+MOST_VECTORS = max(_TILES)
 
 
 class Queries(NamedTuple):
@@ -166,7 +166,7 @@ def _write_tile(builder: Builder, num_queries: int, values: tuple[Value, ...]) -
 
 @operation(VOID, INT, INT, INT, INT, FLOAT, INT, INT, INT)
 def score_tile(builder: Builder, num_queries: Value, *values: Value) -> None:
-    """Write the scores of 1 to _MOST_VECTORS vectors of 16 queries with 16 rows of floats.
+    """Write the scores of 1 to MOST_VECTORS vectors of 16 queries with 16 rows of floats.
 
     Args: num_queries; then
         keys, queries, num_vectors: addresses of the rows and of the queries, channel by channel, and vectors of a row.
@@ -219,9 +219,9 @@ def score_vectors(
         ahead: address of the next block in the cache.
     """
     num_vectors, cap = vectors_of(num_queries), fill(table.score_cap)
-    for vector in range(0, num_vectors, _MOST_VECTORS):
+    for vector in range(0, num_vectors, MOST_VECTORS):
         score_tile(
-            min(_MOST_VECTORS, num_vectors - vector), block, queries + 4 * LANES * layer.padded_head * vector,
+            min(MOST_VECTORS, num_vectors - vector), block, queries + 4 * LANES * layer.padded_head * vector,
             layer.padded_head // LANES, layer.scale, scores + LANES * width * vector, width, ahead,
         )  # fmt: skip
     if table[PassTable.score_cap]:

@@ -1,4 +1,4 @@
-"""What folders call the tensors of the block that drafts, and what they are called here: as Qwen3.5's folders do.
+"""Names that folders give the tensors of the block that drafts, and those used here: as Qwen3.5's folders do.
 
 Source: the folders of Qwen3-Next, Qwen3.5 (`mtp.`), and of DeepSeek-V3 and GLM-4.5, whose block is numbered behind the
 last layer. These hold copies of the model's embeddings and head, which are not read.
@@ -35,7 +35,7 @@ class BlockNames:
 
     behind: int | None = None  # layers of the model, behind which blocks are numbered; None: they are apart
 
-    def here(self, name: str) -> str | None:
+    def local_name(self, name: str) -> str | None:
         """Return what a tensor of a block is called here; None for one that is of no block, or not read."""
         if self.behind is None:
             return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None

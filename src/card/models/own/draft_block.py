@@ -214,7 +214,7 @@ def read_folder_block(folder: Path, lent: Lent, *, dtype: str) -> DraftBlock:
     stored = {name: array for file in files for name, array in file.arrays.items()}
     names = names_of_block(stored, config.num_hidden_layers)
     assert names is not None
-    block = {own: array for name, array in stored.items() if (own := names.here(name)) is not None}
+    block = {own: array for name, array in stored.items() if (own := names.local_name(name)) is not None}
     head = next((array for name, array in stored.items() if inner_name(name) == _HEAD), None)
     try:
         made = block_of(architecture, config, block, head, lent, wanted, names)

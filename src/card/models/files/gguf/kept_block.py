@@ -1,4 +1,4 @@
-"""What a start keeps of the header of a file with a block that drafts: the next one need not read the header again.
+"""Kept parts of the header of a file with a block that drafts: the next one need not read the header again.
 
 A header has some hundred thousand tokens, which take longer to read than the weights of a block.
 """
