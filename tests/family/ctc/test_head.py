@@ -24,7 +24,7 @@ from card.family.ctc.writer import CtcSequence
 from card.family.learning.bound_module import inputs_of
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import TrainedHead
-from card.family.learning.target_texts import TargetTexts, write_texts
+from card.family.learning.target_texts import KeptTexts, TargetTexts, write_texts
 from card.models.loading import load_decoder
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
@@ -108,14 +108,14 @@ def test_sampled_texts_follow_from_the_seed_alone(target: RowRunner) -> None:
 
 
 def test_kept_texts_are_read_back_unless_they_came_to_be_otherwise(texts: TargetTexts, tmp_path: Path) -> None:
-    path = tmp_path / "texts.safetensors"
-    texts.save(path, "greedy")
-    found = TargetTexts.load(path, "greedy")
-    assert found is not None and found.digest == texts.digest
-    assert TargetTexts.load(path, "sampled") is None
-    path.write_bytes(path.read_bytes()[:-40])
+    kept = KeptTexts(tmp_path / "texts", "greedy")
+    kept.add(texts)
+    (found,) = kept.load()
+    assert found.digest == texts.digest
+    (file,) = (tmp_path / "texts").iterdir()
+    file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(ModelError, match="cut off or damaged; delete it"):
-        TargetTexts.load(path, "greedy")
+        kept.load()
 
 
 def test_a_head_reads_the_rows_up_to_its_own_and_learns_what_follows(texts: TargetTexts) -> None:

@@ -14,7 +14,7 @@ from card.family.learning.options import head_options
 
 
 @command("ctc", short_help="Train a head that drafts from the target's states.")
-@head_options
+@head_options()
 @file_option("--data", words='JSON lines with "question" and "answer".', required=True)
 @click.option("--loss", type=click.Choice(LOSSES), default="ctc", show_default=True, help="Loss.")
 @counted("--epochs", default=2, words="Most passes over the data.")

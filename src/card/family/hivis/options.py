@@ -11,7 +11,7 @@ from card.family.learning.options import head_options
 
 
 @command("hivis", short_help="Train a drafter for a target that sees images.")
-@head_options
+@head_options()
 @file_option("--data", words='JSON lines with "messages".', required=True)
 @counted("--epochs", default=4, words="Most passes over the data.")
 def hivis(**options: Any) -> int:

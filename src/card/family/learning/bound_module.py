@@ -21,7 +21,24 @@ STORED_DTYPE = torch.float16
 EPS = 1e-6
 
 
-class BoundModule(nn.Module):
+class SavedHead(nn.Module):
+    """A head that a training makes."""
+
+    def save(self, path: Path, figures: Mapping[str, str]) -> None:
+        """Write the head, its weights in float16. Raises: ModelError if it cannot be written.
+
+        Args:
+            figures: of its training, by name, for readers of the file.
+        """
+        raise NotImplementedError
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights."""
+        return sum(weight.numel() for weight in self.parameters())
+
+
+class BoundModule(SavedHead):
     """A small module trained for one target. Its file has weights, facts and a few other tensors."""
 
     FILE: ClassVar[TrainedFile]
@@ -92,11 +109,6 @@ class DraftingHead(BoundModule):
         """Use the target's embeddings. Raises: ModelError if the head was trained for another target."""
         self.FILE.check_made_for("target", name, target_difference(self.facts, target, as_array(self.probe)))
         self._table = as_tensor(target.embeddings(self.token_ids.tolist())).clone()
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights."""
-        return sum(weight.numel() for weight in self.parameters())
 
 
 def round_weights(head: nn.Module) -> None:

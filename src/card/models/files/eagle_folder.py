@@ -88,6 +88,25 @@ def read_facts(folder: Path) -> HeadFacts:
     )
 
 
+def stated_config(sizes: Mapping[str, Any], target_layers: Sequence[int], num_tokens: int) -> dict[str, Any]:
+    """Return the config.json of a head as SpecForge writes it, which `read_facts` reads.
+
+    Args:
+        sizes: of its layer, as the config of a Llama has them.
+        target_layers: as of `HeadFacts`; the first is 2 at most.
+        num_tokens: that it proposes.
+    """
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        **sizes,
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        _SUBSET: num_tokens,
+        _NESTED: {"use_aux_hidden_state": True, _LAYER_IDS: [one - 1 for one in target_layers]},
+    }
+
+
 def counted_layers(ids: Sequence[int], *, is_output: bool) -> tuple[int, ...]:
     """Return layers as transformers' ``hidden_states`` count them.
 
