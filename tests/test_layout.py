@@ -81,7 +81,7 @@ MAX_ROOM_LINES = {
     "config": 1600,
     "drafting": 2400,
     "engine": 5300,
-    "family": 6900,
+    "family": 7750,
     "inside": 2200,
     "kernels": 7000,
     "labs": 3700,

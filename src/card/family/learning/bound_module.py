@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.family.learning.layer_sizes import EPS
 from card.kernels.number_types import Array
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, target_difference
@@ -18,7 +19,6 @@ from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_array, as_tensor
 
 STORED_DTYPE = torch.float16
-EPS = 1e-6
 
 
 class SavedHead(nn.Module):
@@ -122,13 +122,3 @@ def scaled(rows: Tensor) -> Tensor:
     """Return rows [..., D] with a mean square of 1, float32 on the CPU."""
     rows = rows.to(device="cpu", dtype=torch.float32)
     return functional.rms_norm(rows, rows.shape[-1:], eps=EPS)
-
-
-def inputs_of(features: Tensor, embeddings: Tensor) -> Tensor:
-    """Return a head's inputs: hidden states with the embeddings of the tokens chosen from them, [n, 2 * D].
-
-    Args:
-        features, embeddings: [n, D] each, floating.
-    Returns: float32 on the CPU; both halves have a mean square of 1.
-    """
-    return torch.cat([scaled(features), scaled(embeddings)], -1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.family.learning.bound_module import EPS
+from card.family.learning.layer_sizes import EPS, heads_of
 
 ROTARY_BASE = 10_000.0
 
@@ -16,7 +16,7 @@ class DraftLayer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.num_heads = max(1, width // 64)
+        self.num_heads = heads_of(width)
         self.norm, self.mlp_norm = nn.RMSNorm(width, eps=EPS), nn.RMSNorm(width, eps=EPS)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
