@@ -106,7 +106,7 @@ class Slots:
         seen = np.pad(is_there, ((0, 0), (0, self.facts.num_slots)), constant_values=True)
         x = self._layer(slots, np.concatenate([read + of["places"], slots], 1), seen)
         x = rms_norm(x, of["norm.weight"], EPS)
-        logits: Floats = (x @ of["out.weight"].T) @ self._table.T
+        logits: Any = (x @ of["out.weight"].T) @ self._table.T
         if self.facts.loss == "ctc":
             blank: Floats = x @ of["blank.weight"].T + of["blank.bias"]
             return _log_softmax(np.concatenate([logits, blank], -1))
