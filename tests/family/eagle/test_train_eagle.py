@@ -37,7 +37,7 @@ from card.models.runners import plain_runner
 from tests.commands import Ran, run_command
 from tests.own_head import NUM_LAYERS, right_head, save_target
 from tests.state_drafting import Drafting
-from tests.trainings import check_a_command_goes_on, check_a_head_goes_on, stopping, write_lines
+from tests.trainings import check_a_command_goes_on, check_a_head_goes_on, require_kept, stopping, write_lines
 
 QUESTIONS = [{"question": f"how many {what}?"} for what in ("cats", "mats", "dogs", "the", "a")]
 LEARNT = [[idx] for idx in range(3, 290, 12)]  # the target answers with the ids that follow
@@ -166,21 +166,21 @@ def test_answers_that_were_kept_are_not_written_again(
     target: TrainingTarget, texts: TargetTexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target_texts, "BATCH", 4)
-    write, num_passes = target_texts._write, [0]
+    forward, num_passes = target.runner.forward, [0]
 
-    def cut_off(*args: Any) -> None:
+    def cut_off(extensions: Any) -> Any:
         num_passes[0] += 1
         if num_passes[0] == 2 * MAX_TOKENS + 5:
             raise InterruptedError
-        write(*args)
+        return forward(extensions)
 
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(target_texts, "_write", cut_off)
+        patch.setattr(target.runner, "forward", cut_off)
         written(target, KeptTexts(tmp_path / "texts", "greedy"))
     assert sum(map(len, KeptTexts(tmp_path / "texts", "greedy").load())) == 8
     gone_on = written(target, KeptTexts(tmp_path / "texts", "greedy"))
     assert gone_on.digest == texts.digest
-    monkeypatch.setattr(target_texts, "_write", None)
+    monkeypatch.setattr(target_texts, "written_texts", require_kept)
     assert written(target, KeptTexts(tmp_path / "texts", "greedy")).digest == texts.digest
     assert not KeptTexts(tmp_path / "texts", "sampled").load() and not list((tmp_path / "texts").iterdir())
 
@@ -213,7 +213,7 @@ def test_a_head_is_written_and_a_cut_off_command_goes_on(run: Any, name: str, tm
     [
         (["--out", "{folder}/old"], "is there already; choose another name, or delete it"),
         (["--out", "{folder}/head", "--max-prompts", "1"], "1 answers have two tokens or more"),
-        (["--out", "{folder}/head", "--draft-vocab", "0"], "0 is not in the range"),
+        (["--out", "{folder}/head", "--draft-vocab", "0"], "--draft-vocab must be a whole number of 1 or more, got 0"),
     ],
 )
 def test_what_it_cannot_do_is_refused_in_one_line(run: Any, name: str, tmp_path: Path, args: list[str], said: str):

@@ -131,7 +131,7 @@ class EagleModule(SavedHead):
         """Return what attention reads, [..., 2 D], of states and of tokens' embeddings, [..., D]."""
         return torch.cat((self.midlayer.input_layernorm(embeddings), self.midlayer.hidden_norm(states)), -1)
 
-    def behind(self, states: Tensor, attended: Tensor) -> Tensor:
+    def combined(self, states: Tensor, attended: Tensor) -> Tensor:
         """Return the states behind the layer, [..., D], which stand in for the target's in the next rows."""
         states = states + attended
         found: Tensor = states + self.midlayer.mlp(self.midlayer.post_attention_layernorm(states))

@@ -213,7 +213,7 @@ def unrolled(head: EagleModule, batch: EagleBatch, num_steps: int) -> Iterator[T
         for kept, own in zip((keys, values), attention.memory(read, places), strict=True):
             kept.append(own)
         seen = seen_in(step, num_rows)
-        states = head.behind(states, attention(read, places, torch.cat(keys, 2), torch.cat(values, 2), seen))
+        states = head.combined(states, attention(read, places, torch.cat(keys, 2), torch.cat(values, 2), seen))
         yield states
 
 
