@@ -83,7 +83,7 @@ MAX_ROOM_LINES = {
     "engine": 5300,
     "family": 7750,
     "inside": 2200,
-    "kernels": 7000,
+    "kernels": 7300,
     "labs": 3700,
     "links": 2600,
     "machine": 1600,

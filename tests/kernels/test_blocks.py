@@ -11,6 +11,7 @@ from card.kernels.blocks import block_linear, pack_blocks
 from card.kernels.formats import BLOCK_FORMATS
 from card.kernels.formats.block_format import BlockFormat
 from card.kernels.int8_linear import why_not_int8
+from card.kernels.jit.tables import LinearEntry
 from card.kernels.number_types import Floats
 from card.kernels.packed_linear import GROUP, multiply_rows
 from tests.blocks import random_blocks
@@ -19,6 +20,7 @@ from tests.every_kind import each_kind, printed_by
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 quants = pytest.importorskip("gguf.quants")
+MANY = 165  # rows whose tiles share expanded weights, whatever the kind of kernels
 FORMATS = {form.name: (type_id, form) for type_id, form in BLOCK_FORMATS.items()}
 
 
@@ -47,6 +49,7 @@ def digest() -> str:
             linear = block_linear(pack_blocks(raw, form), form, 80)
             sums.update(multiply_rows(x, linear).tobytes())
             sums.update(multiply_rows(x[:1], linear).tobytes())
+            sums.update(multiply_rows(np.tile(x, (MANY // len(x), 1)), linear).tobytes())
     return sums.hexdigest()
 
 
@@ -94,6 +97,16 @@ def test_the_bits_of_a_product_depend_on_its_row_and_channel_alone(name: str) ->
         assert np.array_equal(
             multiply_rows(x[first : first + count], linear, num_parts=2), whole[first : first + count]
         )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_that_many_tiles_share_are_expanded_to_the_same_products(name: str) -> None:
+    _, form = FORMATS[name]
+    linear = block_linear(pack_blocks(random_blocks(form, 150, width_of(form)), form), form, 150)
+    x = rows(MANY, width_of(form), 6)
+    is_expanded = linear.entry[LinearEntry.expander] != 0
+    assert is_expanded == (name != "Q8_0")  # whose weights are bytes already
+    assert np.array_equal(multiply_rows(x, linear), multiply_rows(x, linear, expands=False))
 
 
 def test_factor_bias_and_padding_are_those_of_the_layer() -> None:

@@ -14,6 +14,7 @@ from gguf.quants import dequantize
 from card.errors import ModelError
 from card.kernels.formats import BLOCK_FORMATS, BlockFormat
 from card.kernels.int8_linear import why_not_int8
+from card.machine.threads import integer_passes_on
 from card.models.files.gguf import model as gguf_model
 from card.models.files.gguf.model import open_gguf
 from card.models.loading import load_decoder
@@ -119,6 +120,21 @@ def test_a_mixture_runs_as_it_is_and_is_the_model_of_the_file(request, name, tmp
     ours, theirs = _logits(own), _logits(unpacked)
     assert np.linalg.norm(ours - theirs) < 0.08 * np.linalg.norm(theirs)
     assert np.array_equal(_logits(load_decoder(mixture, cache_dir="")), ours)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("name", ["mixture", "experts"])
+def test_a_long_prompt_has_the_logits_of_its_pieces(request, name, num_threads) -> None:
+    """Read at once, each thread has so many tiles that weights are expanded for them; pieces have one."""
+    runner = plain_runner(load_decoder(request.getfixturevalue(name), cache_dir=""), max_model_len=512)
+    text = [3 + idx * idx % 90 for idx in range(330)]
+    with integer_passes_on(num_threads):
+        (at_once,) = runner.forward([Extension.of_text(runner.open(), text, 0, first_logits=0)])
+        slot, pieces = runner.open(), []
+        for done in range(0, len(text), 16):
+            step = Extension.of_text(slot, text[: done + 16], done, first_logits=done)
+            pieces.append(runner.forward([step])[0])
+    assert np.array_equal(np.concatenate(pieces), at_once)
 
 
 @pytest.mark.parametrize(("kind", "said"), [(Kind.IQ3_S, "IQ3_S"), (Kind.IQ2_XXS, "IQ2_XXS")])

@@ -32,9 +32,14 @@ class PackedLinear:
     @property
     def entry(self) -> npt.NDArray[np.int64]:
         """Its entry in a table of the machine code."""
+        formats = machine_code("formats")
+        expander, expanded, expanded_bytes = formats.expanding(self.product) or (None, None, 0)
         return LinearEntry.pack(
             {
-                "multiplier": machine_code("formats").multiplier(self.product).address,
+                "multiplier": formats.multiplier(self.product).address,
+                "expander": expander.address if expander else 0,
+                "expanded": expanded.address if expanded else 0,
+                "expanded_bytes": expanded_bytes,
                 "panels": self.panels,
                 "panel_bytes": self.panels.shape[1],
                 "channel_scales": self.scales,
@@ -57,11 +62,12 @@ def extended(values: Array | None, size: int) -> Floats:
     return out
 
 
-def multiply_rows(x: Array, linear: PackedLinear, *, num_parts: int = 1) -> Floats:
+def multiply_rows(x: Array, linear: PackedLinear, *, num_parts: int = 1, expands: bool = True) -> Floats:
     """Return x [T, in] times a linear layer as a pass computes it, [T, out].
 
     Args:
         num_parts: shares of output channels. They are computed one after another here; a pass gives each a thread.
+        expands: for more rows than a tile has, weights may be expanded first.
     """
     code, sums_size = machine_code("rows"), machine_code("vectors").SUMS_BYTES // 4
     (num_rows, num_in), num_panels = x.shape, len(linear.panels)
@@ -76,10 +82,13 @@ def multiply_rows(x: Array, linear: PackedLinear, *, num_parts: int = 1) -> Floa
     code.prepare_rows(
         linear.takes, filled.ctypes.data, 4 * GROUP * num_groups, num_rows, 0, 0, 0, num_groups, 0.0, *places, 0
     )
+    most = machine_code("expanded_tiles").MOST_EXPANDED_BYTES
+    room = np.empty(GROUP // PANEL * num_groups * most if expands else 0, np.uint8)
     out = np.empty((num_rows, PANEL * num_panels), np.float32)
     for part in range(num_parts):
         start, stop = num_panels * part // num_parts, num_panels * (part + 1) // num_parts
         code.project(
-            entry.ctypes.data, num_rows, start, stop, *places, num_groups, out.ctypes.data, 4 * PANEL * num_panels, 0
-        )
+            entry.ctypes.data, num_rows, start, stop, *places, num_groups, out.ctypes.data, 4 * PANEL * num_panels, 0,
+            room.ctypes.data if expands else 0,
+        )  # fmt: skip
     return out

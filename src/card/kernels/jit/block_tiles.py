@@ -17,17 +17,21 @@ many steps to a byte as fit.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from llvmlite import ir
 
 from card.kernels.formats.block_format import STEP_BYTES, SUPER, BlockShape
 from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.products import Product, Sums
-from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group
+from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group, in_register
 from card.kernels.jit.vectors import FLOATS, GROUP, INTS, LANES, fetch, fma_of, moved, read, repeated, splat, write
 
+# An integer below 2^22 that is added to this float's bits makes them those of the sum: no instruction converts.
+_ORIGIN = 3.0 * (1 << 22)
+_ORIGIN_BITS = 0x4B400000
 _FEW = 3  # rows for which lanes are repeated in registers: they have too little else to do until memory answers
 _AHEAD = 4096  # bytes of weights on their way from memory: the hardware cannot predict their order in a group
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -42,11 +46,12 @@ class _Places:
     group: Value
 
 
-def _places(builder: Builder, shape: BlockShape, group: Group, panel: Value) -> _Places:
+def _places(builder: Builder, shape: BlockShape, group: Group) -> _Places:
     """Return where a group of a panel lies."""
+    [panel] = group.panels
     before = builder.mul(group.index, ir.Constant(_I64, shape.group_bytes))
     if not shape.header_bytes:
-        return _Places(panel, builder.add(panel, before))
+        return _Places(panel, in_register(builder, builder.add(panel, before)))
     of_block = builder.lshr(group.index, ir.Constant(_I64, (SUPER // GROUP).bit_length() - 1))
     blocks = builder.lshr(
         builder.add(group.num_groups, ir.Constant(_I64, SUPER // GROUP - 1)),
@@ -54,10 +59,11 @@ def _places(builder: Builder, shape: BlockShape, group: Group, panel: Value) -> 
     )
     size = ir.Constant(_I64, shape.header_bytes)
     first = builder.add(panel, builder.mul(blocks, size))
-    return _Places(builder.add(panel, builder.mul(of_block, size)), builder.add(first, before))
+    header = builder.add(panel, builder.mul(of_block, size))
+    return _Places(header, in_register(builder, builder.add(first, before)))
 
 
-def _factors(builder: Builder, shape: BlockShape, at: _Places, part: int, *, is_minimum: bool) -> Value:
+def _factor(builder: Builder, shape: BlockShape, at: _Places, part: int, *, is_minimum: bool) -> Value:
     """Return the scale or the smallest weight of a part, for 16 channels."""
     first = shape.parts * shape.scale_bytes if is_minimum else 0
     place = moved(builder, at.group, first + shape.scale_bytes * part)
@@ -104,18 +110,6 @@ def _stored(builder: Builder, product: Product, shape: BlockShape, group: Value,
     return parts
 
 
-def _weights(builder: Builder, product: Product, shape: BlockShape, group: Value, step: int) -> list[Value]:
-    """Return the weights of a step as the product takes them, in the parts that it works on."""
-    if shape.bits == 8:
-        return product.read_weights(builder, moved(builder, group, shape.low_place + STEP_BYTES * step))
-    stored = _stored(builder, product, shape, group, step)
-    if not shape.table:
-        return stored
-    less = 0 if shape.is_small or product.has_unsigned_weights else shape.zero
-    table = [(one - less) & 255 for one in shape.table]
-    return [product.look_up(builder, table, part) for part in stored]
-
-
 def _sums_of_rows(builder: Builder, group: Group, num_rows: int, shape: BlockShape, part: int) -> Value:
     """Return the sums of 16 rows' activations of a part, a row in each lane; those beyond ``num_rows`` are anything."""
     count = shape.part // LANES
@@ -143,44 +137,116 @@ class _Lanes:
         return repeated(builder, read(builder, moved(builder, self._place, 4 * lane), self._kind.element), self._kind)
 
 
-def _wholes(builder: Builder, shape: BlockShape, num_rows: int, group: Group, at: _Places, part: int) -> list[Value]:
-    """Return the integers of a part, for each row."""
-    steps = range(part * shape.part // 4, (part + 1) * shape.part // 4)
-    sums = [Sums(PRODUCT, most=shape.most) for _ in range(num_rows)]
-    zero, of_zero = shape.zero if shape.is_small or PRODUCT.has_unsigned_weights else 0, None
-    if zero:
-        of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
-        of_zero = _Lanes(builder, builder.mul(of_rows, splat(INTS, -zero)), num_rows)
-    for step in steps:
-        weights = _weights(builder, PRODUCT, shape, at.group, step)
+class Factors(NamedTuple):
+    """Factors of the integers of a part, for 16 channels."""
+
+    scales: Value
+    less: Value | None  # the product of `_ORIGIN` with the scales, negative; None where it may be too large
+    minima: Value | None  # smallest weights, if they have any
+
+
+def factor_count(shape: BlockShape) -> int:
+    """Return how many factors a part has."""
+    return 1 + (shape.scale != "exponent") + shape.has_minimum
+
+
+class GroupOfPanel(Protocol):
+    """A group of a panel: its factors and its weights."""
+
+    def factors(self, builder: Builder, part: int) -> Factors:
+        """Return the factors of a part."""
+
+    def weights(self, builder: Builder, step: int) -> list[Value]:
+        """Return the weights of a step as the product takes them, in the parts that it works on."""
+
+    def integers(self, builder: Builder, group: Group, part: int, starts: Sequence[Value]) -> list[Value]:
+        """Return the integers of a part, for each row: where it starts, and the products added."""
+
+
+class StoredGroup:
+    """A group of a panel as it is stored."""
+
+    def __init__(self, builder: Builder, shape: BlockShape, group: Group) -> None:
+        """Find it, and ask for what comes behind it."""
+        self._shape, self._at = shape, _places(builder, shape, group)
+        for line in range(0, shape.group_bytes, 64):
+            fetch(builder, moved(builder, self._at.group, _AHEAD + line))
+
+    def factors(self, builder: Builder, part: int) -> Factors:
+        """Return the factors of a part."""
+        shape, at = self._shape, self._at
+        scales, less, minima = _factor(builder, shape, at, part, is_minimum=False), None, None
+        if shape.scale != "exponent":  # of at most 19 bits, which times the two of `_ORIGIN` are exact
+            less = builder.fmul(scales, splat(FLOATS, -_ORIGIN))
+        if shape.has_minimum:
+            minima = _factor(builder, shape, at, part, is_minimum=True)
+        return Factors(scales, less, minima)
+
+    def weights(self, builder: Builder, step: int) -> list[Value]:
+        """Return the weights of a step as the product takes them, in the parts that it works on."""
+        shape, group = self._shape, self._at.group
+        if shape.bits == 8:
+            return PRODUCT.read_weights(builder, moved(builder, group, shape.low_place + STEP_BYTES * step))
+        stored = _stored(builder, PRODUCT, shape, group, step)
+        if not shape.table:
+            return stored
+        less = 0 if shape.is_small or PRODUCT.has_unsigned_weights else shape.zero
+        table = [(one - less) & 255 for one in shape.table]
+        return [PRODUCT.look_up(builder, table, part) for part in stored]
+
+    def integers(self, builder: Builder, group: Group, part: int, starts: Sequence[Value]) -> list[Value]:
+        """Return the integers of a part, for each row: where it starts, and the products added."""
+        return added_up(builder, self._shape, group, self, part, starts)
+
+
+def added_up(
+    builder: Builder, shape: BlockShape, group: Group, stored: GroupOfPanel, part: int, starts: Sequence[Value]
+) -> list[Value]:
+    """Return what the integers of a part are for each row, beginning with ``starts``: vector instructions add them."""
+    sums = [Sums(builder, PRODUCT, start, most=shape.most) for start in starts]
+    for step in range(part * shape.part // 4, (part + 1) * shape.part // 4):
+        weights = stored.weights(builder, step)
         for row, total in enumerate(sums):
             total.add(builder, weights, PRODUCT.numbers_of(builder, group.four(builder, row, step)))
-    wholes = [total.result(builder) for total in sums]
-    if of_zero is None:
-        return wholes
-    return [builder.add(one, of_zero.repeated(builder, row)) for row, one in enumerate(wholes)]
+    return [total.result(builder) for total in sums]
 
 
-def format_of(shape: BlockShape) -> Format:
+def _starts(builder: Builder, shape: BlockShape, num_rows: int, group: Group, part: int) -> list[Value]:
+    """Return what the integers of a part begin with, for each row: with `_ORIGIN`, and without the weights' zero."""
+    zero = shape.zero if shape.is_small or PRODUCT.has_unsigned_weights else 0
+    if not zero:
+        return [splat(INTS, _ORIGIN_BITS)] * num_rows
+    of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
+    of_zero = builder.add(builder.mul(of_rows, splat(INTS, -zero)), splat(INTS, _ORIGIN_BITS))
+    lanes = _Lanes(builder, of_zero, num_rows)
+    return [lanes.repeated(builder, row) for row in range(num_rows)]
+
+
+def _scaled(builder: Builder, whole: Value, factors: Factors) -> Value:
+    """Return the product with scales, rounded once, of integers in floats that are `_ORIGIN` larger."""
+    if factors.less is None:
+        return builder.fmul(builder.fadd(whole, splat(FLOATS, -_ORIGIN)), factors.scales)
+    return fma_of(builder, whole, factors.scales, factors.less)
+
+
+def format_of(
+    shape: BlockShape,
+    of_group: Callable[[Builder, BlockShape, Group], GroupOfPanel] = StoredGroup,
+) -> Format:
     """Return how a group of such blocks is multiplied."""
 
     def add_group(builder: Builder, num_rows: int, group: Group, sums: Sequence[list[Value]]) -> list[list[Value]]:
-        [panel] = group.panels
-        at = _places(builder, shape, group, panel)
-        totals = [row[0] for row in sums]
-        for line in range(0, shape.group_bytes, 64):
-            fetch(builder, moved(builder, at.group, _AHEAD + line))
+        stored, totals = of_group(builder, shape, group), [row[0] for row in sums]
         for part in range(shape.parts):
-            scales = _factors(builder, shape, at, part, is_minimum=False)
-            minima = counts = None
-            if shape.has_minimum:
-                minima = _factors(builder, shape, at, part, is_minimum=True)
+            factors, counts = stored.factors(builder, part), None
+            if factors.minima is not None:
                 sums_of_rows = _sums_of_rows(builder, group, num_rows, shape, part)
                 counts = _Lanes(builder, builder.sitofp(sums_of_rows, FLOATS), num_rows)
-            for row, whole in enumerate(_wholes(builder, shape, num_rows, group, at, part)):
-                value = builder.fmul(builder.sitofp(whole, FLOATS), scales)
+            starts = _starts(builder, shape, num_rows, group, part)
+            for row, whole in enumerate(stored.integers(builder, group, part, starts)):
+                value = _scaled(builder, builder.bitcast(whole, FLOATS), factors)
                 if counts is not None:
-                    value = fma_of(builder, counts.repeated(builder, row), minima, value)
+                    value = fma_of(builder, counts.repeated(builder, row), factors.minima, value)
                 totals[row] = fma_of(builder, value, group.scale(builder, row), totals[row])
         return [[total] for total in totals]
 

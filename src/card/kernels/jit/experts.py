@@ -87,7 +87,7 @@ def gate_expert(
                 Activations(numbers, scales, sums_behind(scales, count, num_groups)), room,
                 Activations(
                     table.gated + GROUP * behind, table.gated_scales + 4 * behind, gated_sums(table, behind)
-                ),
+                ), 0,
             )  # fmt: skip
         done += count
 
@@ -144,7 +144,7 @@ def add_expert(
             while first < count:
                 size = tile_size(count, first)
                 multiply_tile(
-                    expert.down, count, first, size, panel, end,
+                    expert.down, count, first, size, panel, end, 0,
                     Activations(
                         table.gated + GROUP * behind, table.gated_scales + 4 * behind, gated_sums(table, behind)
                     ),

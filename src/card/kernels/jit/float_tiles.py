@@ -12,7 +12,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from card.kernels.jit.object_code import Builder, Value
-from card.kernels.jit.tiles import MOST_ROWS, PANEL, Format, Group
+from card.kernels.jit.tiles import MOST_ROWS, PANEL, Format, Group, in_register
 from card.kernels.jit.vectors import (
     FLOATS,
     GROUP,
@@ -56,7 +56,7 @@ def _format_of(num_bytes: int, widened: Callable[[Builder, Value], Value]) -> Fo
         line = builder.lshr(index, ir.Constant(_I64, (LANES // _INPUTS).bit_length() - 1))
         in_line = builder.and_(inputs, ir.Constant(_I64, LANES - 1))
         numbers = builder.add(group.numbers, builder.mul(line, ir.Constant(_I64, 4 * LANES * num_rows)))
-        numbers = builder.add(numbers, builder.mul(in_line, ir.Constant(_I64, 4)))
+        numbers = in_register(builder, builder.add(numbers, builder.mul(in_line, ir.Constant(_I64, 4))))
         new = [carried[row * num_panels : (row + 1) * num_panels] for row in range(num_rows)]
         for line in range(0, _INPUTS * step, 64):
             for place in places:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from card.kernels.formats import find_product
 from card.kernels.jit import byte_tiles, float_tiles
 from card.kernels.jit.block_tiles import format_of
+from card.kernels.jit.expanded_tiles import expanded_bytes, expanded_multiplier_of, expander_of
 from card.kernels.jit.object_code import ObjectCode, is_made_elsewhere
 from card.kernels.jit.tiles import Format, multiplier_of
 
@@ -19,6 +20,17 @@ def multiplier(name: str) -> ObjectCode:
     """Return the code that multiplies by weights of a format, for this process."""
     form: Format = _FORMATS[name] if name in _FORMATS else format_of(find_product(name).shape)
     return multiplier_of(name, form)
+
+
+@functools.cache
+def expanding(name: str) -> tuple[ObjectCode, ObjectCode, int] | None:
+    """Return what expands panels of a format, what multiplies by these, and the bytes of a group of them.
+
+    Returns: None for formats that are multiplied as they are stored.
+    """
+    if name in _FORMATS or not (size := expanded_bytes(shape := find_product(name).shape)):
+        return None
+    return expander_of(name, shape), expanded_multiplier_of(name, shape), size
 
 
 def prepare(names: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ from card.kernels.jit.rows import (
     Activations,
     Output,
     clamped_gate,
+    expanded_panels,
     floats_behind,
     gelu,
     multiply_tile,
@@ -47,7 +48,7 @@ def activate(x: int, factor: int, activation: int) -> None:
 @compiled
 def gate_tiles(
     table: PassTable, gate: LinearEntry, up: LinearEntry, takes: int, group: int, num_out: int, num_rows: int,
-    inputs: Activations, room: int, out: Activations,
+    inputs: Activations, room: int, out: Activations, panels_room: int,
 ) -> None:  # fmt: skip
     """Compute a group of activation(gate) * up for some rows, and prepare it.
 
@@ -56,17 +57,22 @@ def gate_tiles(
         takes: what the layer behind them takes.
         num_out: groups of channels that they have.
         room: for 8 * GROUP * MOST_ROWS bytes.
+        panels_room: for 2 * GROUP / PANEL expanded panels; 0: there is none.
     """
     num_groups, num_panels = table.padded_width // GROUP, GROUP // PANEL
     activation, other = table.activation, room + 4 * GROUP * MOST_ROWS
     floats_out = floats_behind(out.sums, num_rows, num_out)
-    first = 0
+    start, stop, first = num_panels * group, num_panels * (group + 1), 0
+    expanded_gate = expanded_panels(gate, num_rows, start, stop, num_groups, panels_room)
+    if panels_room:
+        panels_room += num_panels * num_groups * gate.expanded_bytes
+    expanded_up = expanded_panels(up, num_rows, start, stop, num_groups, panels_room)
     while first < num_rows:
         size = tile_size(num_rows, first)
-        for linear, products in ((gate, room), (up, other)):
+        for linear, products, expanded in ((gate, room, expanded_gate), (up, other, expanded_up)):
             multiply_tile(
-                linear, num_rows, first, size, num_panels * group, num_panels * (group + 1), inputs,
-                num_groups, Output(products - 4 * GROUP * group, 4 * GROUP, 0),
+                linear, num_rows, first, size, start, stop, expanded, inputs, num_groups,
+                Output(products - 4 * GROUP * group, 4 * GROUP, 0),
             )  # fmt: skip
         for row in range(size):
             activate(room + 4 * GROUP * row, other + 4 * GROUP * row, activation)

@@ -55,6 +55,7 @@ def make_layer_inputs(table: PassTable, work: Work, scratch: int) -> None:
         Activations(scratch, scales, sums),
         groups,
         Output(out, row_bytes, 0),
+        room_behind(sums, work.num_rows, groups),
     )
     tokens = table.token_inputs + row_bytes * work.first_row
     for row in range(work.num_rows):
@@ -80,7 +81,7 @@ def gate_layer_input(table: PassTable, layer_input: LayerInputTable, work: Work,
         while first < work.num_rows:
             size = tile_size(work.num_rows, first)
             multiply_tile(
-                gate, work.num_rows, first, size, num_panels * group, num_panels * (group + 1),
+                gate, work.num_rows, first, size, num_panels * group, num_panels * (group + 1), 0,
                 Activations(scratch, scales, sums), groups,
                 Output(room - 4 * GROUP * group, 4 * GROUP, 0),
             )  # fmt: skip

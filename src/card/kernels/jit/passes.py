@@ -32,7 +32,7 @@ from card.kernels.jit.rows import (
 from card.kernels.jit.sharing import Work, share, shares_rows, wait
 from card.kernels.jit.short_conv import convolve_part
 from card.kernels.jit.tables import LayerTable, LinearEntry, PassTable
-from card.kernels.jit.tiles import PANEL
+from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import GROUP, LANES, SUMS_BYTES, compiled, fill, load, load_float, separated, store
 
 
@@ -66,6 +66,7 @@ def gate(table: PassTable, layer_idx: int, work: Work, inputs: Activations) -> N
                 gated_bytes(table, layer, work.first_row), gated_scales(table, layer, work.first_row),
                 gated_sums(table, layer, work.first_row),
             ),
+            room + 8 * GROUP * MOST_ROWS,
         )  # fmt: skip
 
 
@@ -86,28 +87,30 @@ def project_heads(
     project(
         linear, num_rows, padded // PANEL * start, padded // PANEL * stop, inputs,
         table.padded_width // GROUP, Output(out, row_bytes, layer.adds_heads),
+        room_behind(inputs.sums, num_rows, table.padded_width // GROUP),
     )  # fmt: skip
 
 
 @compiled
 def add_output(
     table: PassTable, linear: LinearEntry, norm: int, first_row: int, num_rows: int, inputs: Activations,
-    num_groups: int, factor: int, part: int, parts: int, turn: int,
+    num_groups: int, factor: int, part: int, parts: int, turn: int, room: int,
 ) -> int:  # fmt: skip
     """Add a part of what a block computes for some rows to the hidden states; return the next turn.
 
     Args:
         norm: weight of a norm to apply first; 0 for none. It sees whole rows, so the parts are then rows.
         factor: where a float lies that the sums are times, with such a norm; 0 for none.
+        room: for expanded panels.
     """
     barrier, padded = table.barrier, table.padded_width
     before = 4 * padded * first_row
     hidden, added = table.hidden + before, table.added + before
     first, last = share(padded // PANEL, part, parts), share(padded // PANEL, part + 1, parts)
     if not norm:
-        project(linear, num_rows, first, last, inputs, num_groups, Output(hidden, 4 * padded, 1))
+        project(linear, num_rows, first, last, inputs, num_groups, Output(hidden, 4 * padded, 1), room)
         return wait(barrier, parts, turn)
-    project(linear, num_rows, first, last, inputs, num_groups, Output(added, 4 * padded, 0))
+    project(linear, num_rows, first, last, inputs, num_groups, Output(added, 4 * padded, 0), room)
     turn = wait(barrier, parts, turn)
     for row in range(part, num_rows, parts):
         x = added + 4 * padded * row
@@ -194,7 +197,7 @@ def run_mlp(table: PassTable, layer_idx: int, work: Work, turn: int, scratch: in
             gated_bytes(table, layer, work.first_row), gated_scales(table, layer, work.first_row),
             gated_sums(table, layer, work.first_row),
         ),
-        layer.mlp_width // GROUP, layer.factor, work.part, work.parts, turn,
+        layer.mlp_width // GROUP, layer.factor, work.part, work.parts, turn, scratch,
     )  # fmt: skip
 
 
@@ -225,7 +228,7 @@ def run_both(table: PassTable, layer_idx: int, work: Work, thread: int, turn: in
             gated_bytes(table, layer, work.first_row), gated_scales(table, layer, work.first_row),
             gated_sums(table, layer, work.first_row),
         ),
-        layer.mlp_width // GROUP, Output(table.added + 4 * padded * work.first_row, 4 * padded, 0),
+        layer.mlp_width // GROUP, Output(table.added + 4 * padded * work.first_row, 4 * padded, 0), scratch,
     )  # fmt: skip
     turn = run_experts(layer.experts.code, table, layer, work, thread, turn, scratch)
     for row in range(work.first_row + work.part, work.first_row + work.num_rows, work.parts):
@@ -247,7 +250,7 @@ def add_layer_input(table: PassTable, layer: LayerTable, work: Work, turn: int, 
     )  # fmt: skip
     return add_output(
         table, layer_input.out, layer_input.norm, work.first_row, work.num_rows, Activations(scratch, scales, sums),
-        num_groups, layer_input.factor, work.part, work.parts, turn,
+        num_groups, layer_input.factor, work.part, work.parts, turn, room_behind(sums, work.num_rows, num_groups),
     )  # fmt: skip
 
 
@@ -280,6 +283,7 @@ def end_layer(table: PassTable, layer_idx: int, work: Work, thread: int, turn: i
         work.part,
         work.parts,
         turn,
+        room_behind(sums, work.num_rows, groups),
     )
     if layer.experts and layer.mlp_width:
         turn = run_both(table, layer_idx, work, thread, turn, scratch)
@@ -345,8 +349,9 @@ def run(code: int, table: PassTable, thread: int) -> None:
     first, last = share(panels, thread, threads), share(panels, thread + 1, threads)
     out, out_bytes = table.logits, 4 * PANEL * panels
     project(
-        table.output, num_chosen, first, last, Activations(scratch, scales, sums), groups, Output(out, out_bytes, 0)
-    )
+        table.output, num_chosen, first, last, Activations(scratch, scales, sums), groups, Output(out, out_bytes, 0),
+        room_behind(sums, num_chosen, groups),
+    )  # fmt: skip
     if table[PassTable.logit_cap]:
         cap_logits(table, first, last)
     wait(table.barrier, threads, turn)

@@ -81,37 +81,35 @@ class Product:
 class Sums:
     """Sums of a panel's products with one row, while they are added up."""
 
-    def __init__(self, product: Product, *, most: int) -> None:
-        """Begin with nothing.
+    def __init__(self, builder: Builder, product: Product, start: Value, *, most: int) -> None:
+        """Begin with 16 integers.
 
         Args:
             most: the largest weight. Those beyond 63 are signed, or around 128; smaller ones are from 0 on.
         """
-        self._product, self._is_small = product, most < SMALL
-        self._wide: list[Value] = []  # sums of 32 bits
-        self._narrow: list[Value] = []  # sums as `add_small` makes them, and how many more fit
-        pair = 2 * most * 127
-        is_short = self._is_small and product.small_sum.element == _I16
-        self._room = self._most = ((1 << 15) - 1) // pair if is_short else 1 << 30
+        self._product, self._add = product, product.add_small if most < SMALL else product.add
+        self._wide = product.split(builder, start)
+        self._narrow: list[Value] = []  # sums of 16 bits where `add_small` makes such, and how many more fit
+        self._is_short = most < SMALL and product.small_sum.element == _I16
+        self._room = self._most = ((1 << 15) - 1) // (2 * most * 127)
 
     def add(self, builder: Builder, weights: Sequence[Value], numbers: Value) -> None:
         """Add the products with four of the row's numbers."""
-        product = self._product
-        if not self._is_small:
-            zero = splat(_ints(product.lanes), 0)
-            before = self._wide or [zero] * len(weights)
-            self._wide = [product.add(builder, *both, numbers) for both in zip(before, weights, strict=True)]
-            return
-        if self._room == 0:
-            self._widen(builder)
-        zero = splat(product.small_sum, 0)
-        before = self._narrow or [zero] * len(weights)
-        self._narrow = [product.add_small(builder, *both, numbers) for both in zip(before, weights, strict=True)]
-        self._room -= 1
+        before = self._wide
+        if self._is_short:
+            if self._room == 0:
+                self._widen(builder)
+            before = self._narrow or [splat(self._product.small_sum, 0)] * len(weights)
+            self._room -= 1
+        sums = [self._add(builder, *both, numbers) for both in zip(before, weights, strict=True)]
+        if self._is_short:
+            self._narrow = sums
+        else:
+            self._wide = sums
 
     def _widen(self, builder: Builder) -> None:
         wide = [self._product.widen(builder, part) for part in self._narrow]
-        self._wide = [builder.add(*both) for both in zip(self._wide, wide, strict=True)] if self._wide else wide
+        self._wide = [builder.add(*both) for both in zip(self._wide, wide, strict=True)]
         self._narrow, self._room = [], self._most
 
     def result(self, builder: Builder) -> Value:

@@ -182,7 +182,7 @@ def route(table: PassTable, experts: ExpertTable, norm: int, work: Work, turn: i
         scales = scales_behind(numbers, count, num_groups)
         project(
             experts.router, count, start, stop, Activations(numbers, scales, sums_behind(scales, count, num_groups)),
-            num_groups, Output(out + score_bytes * done, score_bytes, 0),
+            num_groups, Output(out + score_bytes * done, score_bytes, 0), 0,
         )  # fmt: skip
         done += count
     if router_norm:

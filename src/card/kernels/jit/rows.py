@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 
+from card.kernels.jit.expanded_tiles import expand_panels
 from card.kernels.jit.object_code import Builder, Value
 from card.kernels.jit.tables import AS_BYTES, AS_FLOATS, LinearEntry
 from card.kernels.jit.tiles import MOST_ROWS, PANEL, multiply
@@ -61,6 +62,7 @@ _LARGEST = np.float32(127.0)
 _LEAST_SCALE = np.float32(1e-30)  # of a channel of zeros, whose integers are zeros, too
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _ZERO = 128  # weights are unsigned bytes around this
+_MANY_TILES = 7  # from which on weights are expanded first: at four tiles that costs what it saves, at twelve it gains
 _FOUR = 4 * PANEL  # bytes from four weights of a channel to the next four
 # The polynomial of Cephes' logf, between the roots of 1/2 and 2.
 _L0, _L1, _L2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)
@@ -284,17 +286,39 @@ def prepare_rows(
 
 
 @compiled
+def expanded_panels(linear: LinearEntry, num_rows: int, start: int, stop: int, num_groups: int, room: int) -> int:
+    """Expand panels ``start`` to ``stop`` of a linear layer into a room, if rows make several tiles.
+
+    Returns:
+        Their address for `multiply_tile`; 0 if they are multiplied as they are stored, as without a room (0).
+    """
+    if room == 0 or num_rows <= _MANY_TILES * MOST_ROWS or linear.expander == 0:
+        return 0
+    first = linear.panels + start * linear.panel_bytes
+    expand_panels(linear.expander, first, linear.panel_bytes, stop - start, num_groups, room)
+    return room
+
+
+@compiled
 def multiply_tile(
-    linear: LinearEntry, num_rows: int, first: int, size: int, start: int, stop: int, inputs: Activations,
-    num_groups: int, out: Output,
+    linear: LinearEntry, num_rows: int, first: int, size: int, start: int, stop: int, expanded: int,
+    inputs: Activations, num_groups: int, out: Output,
 ) -> None:  # fmt: skip
-    """Multiply the tile of ``size`` rows from ``first`` on by panels ``start`` to ``stop`` of a linear layer."""
+    """Multiply the tile of ``size`` rows from ``first`` on by panels ``start`` to ``stop`` of a linear layer.
+
+    Args:
+        expanded: where `expanded_panels` left them; 0: they are as stored.
+    """
+    multiplier, panels, panel_bytes = linear.multiplier, linear.panels, linear.panel_bytes
+    if expanded:
+        multiplier, panel_bytes = linear.expanded, linear.expanded_bytes * num_groups
+        panels = expanded - start * panel_bytes
     before = first * num_groups
     x = inputs.numbers + GROUP * before
     if linear.takes == AS_FLOATS:
         x = floats_behind(inputs.sums, num_rows, num_groups) + 4 * GROUP * before
     multiply(
-        linear.multiplier, size, start, stop, linear.panels, linear.panel_bytes, x,
+        multiplier, size, start, stop, panels, panel_bytes, x,
         inputs.scales + 4 * before, inputs.sums + SUMS_BYTES * before, num_groups, linear.channel_scales,
         linear.biases, out.at, out.row_bytes, out.adds,
     )  # fmt: skip
@@ -302,18 +326,23 @@ def multiply_tile(
 
 @entered
 def project(
-    linear: LinearEntry, num_rows: int, start: int, stop: int, inputs: Activations, num_groups: int, out: Output
-) -> None:
-    """Multiply all rows by panels ``start`` to ``stop`` of the linear layer whose entry is given."""
+    linear: LinearEntry, num_rows: int, start: int, stop: int, inputs: Activations, num_groups: int, out: Output,
+    room: int,
+) -> None:  # fmt: skip
+    """Multiply all rows by panels ``start`` to ``stop`` of the linear layer whose entry is given.
+
+    Args:
+        room: for GROUP / PANEL expanded panels; 0: there is none.
+    """
     at = start
     while at < stop:
         # Few enough to stay in the core's cache for the next tile.
         end = stop if num_rows <= MOST_ROWS else min(at + GROUP // PANEL, stop)
-        first = 0
+        expanded, first = expanded_panels(linear, num_rows, at, end, num_groups, room), 0
         while first < num_rows:
             size = tile_size(num_rows, first)
             multiply_tile(
-                linear, num_rows, first, size, at, end, inputs, num_groups,
+                linear, num_rows, first, size, at, end, expanded, inputs, num_groups,
                 Output(out.at + first * out.row_bytes, out.row_bytes, out.adds),
             )  # fmt: skip
             first += size

@@ -20,6 +20,9 @@ class LinearEntry(Struct):
     channel_scales: int = place("a float for each output channel")
     biases: int = place("a float for each output channel")
     takes: int = place("AS_BYTES or AS_FLOATS")
+    expander: int = place("the code that expands its weights for many rows; 0: they are multiplied as they are")
+    expanded: int = place("the code that multiplies by these")
+    expanded_bytes: int = place("bytes of a group of an expanded panel")
 
 
 class ExpertEntry(Struct):

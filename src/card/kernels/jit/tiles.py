@@ -12,7 +12,7 @@ The rows of a tile lie beside each other, 64 bytes of each: bytes as [in / 64][r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -38,16 +38,21 @@ from card.kernels.jit.vectors import (
 from card.machine.processor import kernel_kind
 
 PANEL = LANES  # output channels
-_KIND = kernel_kind() or ""
-PRODUCT = product_of(_KIND)
+PRODUCT = product_of(kernel_kind() or "")
 MOST_ROWS = PRODUCT.most_rows  # of a tile
 FETCHED_ROWS = 3  # from which weights are fetched ahead: fewer only wait for memory, which fetches by itself then
 AHEAD = 8192  # bytes of weights on their way from memory while others are used
-# Rows of a tile from which the unit is used. Evidence: at 300 M it is faster from 6 rows on, in a draft model of 4 M
-# from 12 on, and below that both are alike (benchmarks/LOG.md).
-MATRIX_ROWS = 6 if _KIND == "amx" else 1 << 30
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _ARGUMENTS = 14
+
+
+def in_register(builder: Builder, address: Value) -> Value:
+    """Return an address that LLVM is to have in one register.
+
+    x86 splits instructions of three operands whose address is the sum of two: products then wait for being issued.
+    """
+    kind = ir.FunctionType(address.type, [address.type])
+    return builder.asm(kind, "", "=r,0", [address], True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +116,17 @@ def _write_tile(
     builder: Builder, form: Format, num_rows: int, num_panels: int, panel: Value, arguments: _Arguments
 ) -> None:
     """Write the loop over the groups of panels ``panel`` and following, and what is done with its sums."""
-    first = builder.add(arguments.panels, builder.mul(panel, arguments.panel_bytes))
-    panels = [builder.add(first, builder.mul(arguments.panel_bytes, ir.Constant(_I64, i))) for i in range(num_panels)]
+    first_panel = builder.add(arguments.panels, builder.mul(panel, arguments.panel_bytes))
+    panels = [
+        builder.add(first_panel, builder.mul(arguments.panel_bytes, ir.Constant(_I64, i))) for i in range(num_panels)
+    ]
     channels = builder.mul(panel, ir.Constant(_I64, 4 * PANEL))
     zero = splat(FLOATS, 0.0)
     index, carried, end = loop(builder, arguments.num_groups, [zero] * (num_rows * num_panels))
     rows_before = builder.mul(index, ir.Constant(_I64, num_rows))
-    group = Group(
-        index,
-        arguments.num_groups,
-        panels,
-        builder.add(arguments.numbers, builder.mul(rows_before, ir.Constant(_I64, GROUP * form.number_bytes))),
-        builder.add(arguments.scales, builder.mul(rows_before, ir.Constant(_I64, 4))),
-        builder.add(arguments.sums, builder.mul(rows_before, ir.Constant(_I64, SUMS_BYTES))),
-    )
+    activations = ((arguments.numbers, GROUP * form.number_bytes), (arguments.scales, 4), (arguments.sums, SUMS_BYTES))
+    places = [builder.add(first, builder.mul(rows_before, ir.Constant(_I64, size))) for first, size in activations]
+    group = Group(index, arguments.num_groups, panels, *(in_register(builder, place) for place in places))
     sums = [carried[row * num_panels : (row + 1) * num_panels] for row in range(num_rows)]
     new = form.add_group(builder, num_rows, group, sums)
     end([value for row in new for value in row])
@@ -162,10 +164,13 @@ def _write_panels(
     return index
 
 
-def multiplier_of(name: str, form: Format) -> ObjectCode:
-    """Return the code whose address `multiply` takes; ``name`` is that of the format.
+def multiplier_of(name: str, form: Format, *, least_rows: int = 1) -> ObjectCode:
+    """Return the code whose address `multiply` takes, for tiles of so many rows at least.
 
     It takes the address of `multiply`'s arguments behind the first one.
+
+    Args:
+        name: of the format.
     """
 
     def write_branches(builder: Builder, arguments: Value) -> None:
@@ -174,7 +179,7 @@ def multiplier_of(name: str, form: Format) -> ObjectCode:
         arguments = _Arguments(*others)
         done = builder.append_basic_block("multiplied")
         switch = builder.switch(num_rows, done)
-        for rows in range(1, MOST_ROWS + 1):
+        for rows in range(least_rows, MOST_ROWS + 1):
             branch = builder.append_basic_block(f"rows{rows}")
             switch.add_case(ir.Constant(_I64, rows), branch)
             builder.position_at_end(branch)
@@ -187,6 +192,17 @@ def multiplier_of(name: str, form: Format) -> ObjectCode:
         builder.position_at_end(done)
 
     return ObjectCode(name, write_branches)
+
+
+def call_at(builder: Builder, address: Value, values: Sequence[Value]) -> None:
+    """Call code that takes the address of its arguments, all integers."""
+    with builder.goto_entry_block():
+        room = builder.alloca(ir.ArrayType(_I64, len(values)))
+    arguments = builder.ptrtoint(room, _I64)
+    for i, value in enumerate(values):
+        write(builder, value, moved(builder, arguments, 8 * i))
+    kind = ir.FunctionType(ir.VoidType(), [_I64])
+    builder.call(builder.inttoptr(address, kind.as_pointer()), [arguments])
 
 
 @operation(VOID, *[INT] * (1 + _ARGUMENTS))
@@ -202,10 +218,4 @@ def multiply(builder: Builder, address: Value, *values: Value) -> None:
         out, out_bytes: address of the first row of float32, and bytes of each row.
         adds: 1 to add to what ``out`` holds, 0 to replace it.
     """
-    with builder.goto_entry_block():
-        room = builder.alloca(ir.ArrayType(_I64, len(values)))
-    arguments = builder.ptrtoint(room, _I64)
-    for i, value in enumerate(values):
-        write(builder, value, moved(builder, arguments, 8 * i))
-    kind = ir.FunctionType(ir.VoidType(), [_I64])
-    builder.call(builder.inttoptr(address, kind.as_pointer()), [arguments])
+    call_at(builder, address, values)

@@ -275,10 +275,14 @@ class ExactDecoder:
         groups = max(padded(self._width, GROUP), layers.attended, of_inputs) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
         attending += 4 * layers.most_together * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)
+        panels = 0  # of expanded panels: of gate and up, or of down
+        if buffers.num_rows > MOST_TILE_ROWS:
+            of_mlps = max(layers.mlp_widths, default=0) // GROUP
+            panels = GROUP // PANEL * max(2 * groups, of_mlps) * machine_code("expanded_tiles").MOST_EXPANDED_BYTES
         num_bytes = (
             groups * buffers.num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups
-            + max(attending, 8 * GROUP * MOST_TILE_ROWS, layers.state_room)
+            + max(attending, 8 * GROUP * MOST_TILE_ROWS + panels, layers.state_room)
         )
         return padded(num_bytes, 4 * GROUP)
 
