@@ -11,6 +11,7 @@ the target's own. Every text is compared with plain decoding's.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -38,9 +39,10 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     questions = {path.stem: questions_of(path, args.limit) for path in args.prompts}
     plain: dict[str, list[list[int]]] = {}
     for name, settings in rows_of(args):
+        numbers = itertools.count()  # of requests: none is used again
         with LLM(args.target, dtype=args.dtype, max_model_len=args.max_model_len, **settings) as llm:
             for data, asked in questions.items():
-                answers = [steps_of(llm, idx, question, args.max_tokens) for idx, question in enumerate(asked)]
+                answers = [steps_of(llm, next(numbers), question, args.max_tokens) for question in asked]
                 texts = [token_ids for _, token_ids in answers]
                 assert texts == plain.setdefault(data, texts), "the text is that of plain decoding"
                 steps = [count for counts, _ in answers for count in counts]
