@@ -12,6 +12,7 @@ from card.errors import SettingsError
 OURS = "card"
 BEAM_ALONE = f"{OURS}-beam"  # `card --writers beam`: without copies
 IK = "ik_llama.cpp"  # from a build that the user names
+OPENVINO = "openvino"  # reads some types of a GGUF file's blocks itself
 LLAMAS = ("llama.cpp", IK)  # which read the same files
 _OPENVINO_LENGTHS = (3, 5, 8)
 _LLAMA_LENGTHS = (2, 4, 8, 12)
@@ -123,7 +124,7 @@ PEERS: Mapping[str, PeerSpec] = MappingProxyType(
                 batched=("plain", "draft"),
             ),
             PeerSpec(
-                name="openvino",
+                name=OPENVINO,
                 worker="worker_openvino.py",
                 environment="openvino",
                 plain="plain",
@@ -162,7 +163,7 @@ PEERS: Mapping[str, PeerSpec] = MappingProxyType(
     }
 )
 _QUANTISATIONS = MappingProxyType(
-    {"openvino": ("int8",), OURS: ("bf16", "int8"), "transformers": ("bf16",), "vllm": ("bf16",)}
+    {OPENVINO: ("int8",), OURS: ("bf16", "int8"), "transformers": ("bf16",), "vllm": ("bf16",)}
 )
 BITS = MappingProxyType({"bf16": 16, "int8": 8, "Q8_0": 8, "Q4_0": 4, "Q4_K_M": 4})
 
@@ -195,10 +196,11 @@ class RowKey:
 
 
 def quantisations(peer: str, model: ModelSpec) -> tuple[str, ...]:
-    """Return what a peer runs a model in; ours has llama.cpp's smallest file, too."""
+    """Return what a peer runs a model in: ours llama.cpp's smallest file, too, and OpenVINO one that was fetched."""
     if peer in LLAMAS:
         return model.ggufs
-    return (*_QUANTISATIONS[peer], model.ggufs[-1]) if peer == OURS else _QUANTISATIONS[peer]
+    reads_file = peer == OURS or (peer == OPENVINO and model.stored_gguf is not None)
+    return (*_QUANTISATIONS[peer], model.ggufs[-1]) if reads_file else _QUANTISATIONS[peer]
 
 
 def all_rows(model: ModelSpec) -> Iterator[RowKey]:

@@ -97,11 +97,11 @@ def find_pair(spec: ModelSpec, folder: Path, weights: Path | None) -> Pair:
 def files_for(pair: Pair, row: catalog.RowKey, folder: Path) -> Files:
     """Return what a row's peer loads, made if it is not there. Raises: BuildError, OSError."""
     own = folder / "models" / pair.spec.name
-    if row.peer in catalog.LLAMAS or (row.peer == catalog.OURS and row.quantisation == pair.spec.ggufs[-1]):
+    if row.peer in catalog.LLAMAS or row.quantisation == pair.spec.ggufs[-1]:
         return Files(
             target=_gguf(pair, "target", row.quantisation, folder), draft=_gguf(pair, "draft", row.quantisation, folder)
         )
-    if row.peer == "openvino":
+    if row.peer == catalog.OPENVINO:
         return Files(
             target=_openvino(pair.target, own / "openvino-target", folder),
             draft=_openvino(pair.draft, own / "openvino-draft", folder),

@@ -46,6 +46,11 @@ class Summary:
     vs_fixed: Ratio | None  # over the fastest of our fixed rows of the same weights; for ours alone
 
 
+def prompts_of(num_tokens: int) -> str:
+    """Return the name of the prompts that are cut to a length."""
+    return f"{num_tokens} tokens"
+
+
 def parts_at(token_ids: Sequence[int], reference: Sequence[int], end_ids: Collection[int]) -> int | None:
     """Return where a text leaves the reference; None if they are equal, an end token or none at the end aside."""
     own, other = _without_end(token_ids, end_ids), _without_end(reference, end_ids)

@@ -5,6 +5,7 @@ python benchmarks/peers/peer_table.py benchmarks/results/peers_90M_intel.jsonl.g
 python benchmarks/peers/peer_table.py benchmarks/results/peers_90M_intel.jsonl.gz --fastest    # few rows
 python benchmarks/peers/peer_table.py benchmarks/results/peers_*_intel.jsonl* --overview       # one table of all
 python benchmarks/peers/peer_table.py benchmarks/results/peers_*_intel.jsonl* --by-engine      # the same, turned
+python benchmarks/peers/peer_table.py FILE --first-token    # how fast prompts of `run.py --prompt-lengths` are read
 
 Of ours, tables show `card`, and `card-beam` (no copies) where it was run. Both are compared with the fastest of our
 fixed rows (plain decoding, suffix, sequential speculation of each length) in the same weights, and with the fastest row
@@ -14,14 +15,15 @@ of any peer.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
-from catalog import BEAM_ALONE, IK, OURS
+from catalog import BEAM_ALONE, IK, OPENVINO, OURS, RowKey
 from pages import markdown
-from peer_results import Line, Ratio, Summary, groups, read_lines, summarise
+from peer_results import Line, Ratio, Summary, groups, prompts_of, read_lines, summarise
 
 _VS_FIXED, _VS_PEER = f"{OURS} / best own fixed row", f"{OURS} / best peer"
 _HEADER = (
@@ -39,7 +41,7 @@ _HEADER = (
 )
 _SHOWN = (OURS, BEAM_ALONE)  # of ours
 _PLAIN = "vanilla-all-cores"
-_PEERS = ("llama.cpp", IK, "openvino", "vllm")
+_PEERS = ("llama.cpp", IK, OPENVINO, "vllm")
 
 
 def tables(lines: Sequence[Line], *, fastest: bool = False, has_all: bool = False) -> str:
@@ -87,6 +89,29 @@ def overview(files: Sequence[Sequence[Line]], *, by_engine: bool = False, weight
 def table(summaries: Sequence[Summary]) -> str:
     """Return the rows of one group as a table."""
     return markdown(_HEADER, map(_cells, summaries), num_words=3, last="---")
+
+
+def first_tokens(lines: Sequence[Line]) -> str:
+    """Return how many tokens of prompts of certain lengths each row reads in a second, until its first token.
+
+    The row that is fastest at the longest prompts comes first.
+    """
+    waits: dict[RowKey, dict[int, list[float]]] = {}
+    for line in lines:
+        if line["kind"] == "decode" and line["prompts"] == prompts_of(line["prompt_tokens"]):
+            row = RowKey(line["peer"], line["quantisation"], line["method"])
+            waits.setdefault(row, {}).setdefault(line["prompt_tokens"], []).append(line["prefill_s"])
+    lengths = sorted({length for of_row in waits.values() for length in of_row})
+    rates = {
+        row: [length / statistics.median(of_row[length]) if length in of_row else 0.0 for length in lengths]
+        for row, of_row in waits.items()
+    }
+    rows = [
+        [row.peer, row.quantisation, row.method, *(f"{rate:.0f}" if rate else "–" for rate in of_lengths)]
+        for row, of_lengths in sorted(rates.items(), key=lambda one: one[1][::-1], reverse=True)
+    ]
+    columns = ["engine", "weights", "method", *(prompts_of(length) for length in lengths)]
+    return "\n\n".join([markdown(columns, rows, num_words=3), note(lines)])
 
 
 def note(lines: Sequence[Line]) -> str:
@@ -138,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     form.add_argument("--overview", action="store_true", help="one table of all files: the fastest row of each peer")
     form.add_argument("--by-engine", action="store_true", help="the same with a line for each engine")
     form.add_argument("--fastest", action="store_true", help="only the fastest row of each engine, and `card`")
+    form.add_argument("--first-token", action="store_true", help="tokens of long prompts read in a second, of all rows")
     form.add_argument("--all", action="store_true", help="all rows of ours, too")
     parser.add_argument("--weights", default="int8", help="of ours in one table, such as Q4_0,Q4_K_M [%(default)s]")
     args = parser.parse_args(argv)
@@ -145,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [read_lines(path) for path in args.files]
         if args.overview or args.by_engine:
             print(overview(files, by_engine=args.by_engine, weights=args.weights.split(",")))
+        elif args.first_token:
+            print("\n\n".join(map(first_tokens, files)))
         else:
             print("\n\n".join(tables(one, fastest=args.fastest, has_all=args.all) for one in files))
     except (OSError, ValueError) as error:

@@ -139,7 +139,7 @@ def _bench_model(name: str, args: argparse.Namespace, common: Line) -> Iterator[
     joined = list(itertools.chain.from_iterable(itertools.chain.from_iterable(prompts.values())))
     for length in args.prompt_lengths:
         if length + args.max_tokens <= pair.max_model_len:
-            prompts[f"{length} tokens"] = [list(itertools.islice(itertools.cycle(joined), length))]
+            prompts[peer_results.prompts_of(length)] = [list(itertools.islice(itertools.cycle(joined), length))]
     settings = RunSettings(
         max_tokens=args.max_tokens,
         repeats=args.repeats,

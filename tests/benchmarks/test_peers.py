@@ -151,6 +151,34 @@ def test_of_ours_tables_show_card_alone_over_the_best_fixed_row_of_the_same_weig
     assert turned[0] == "| tokens/s | demo, questions |" and turned[2] == "| card | 32 |"
 
 
+def test_prompts_of_a_length_are_told_by_the_tokens_read_in_a_second_the_fastest_at_the_longest_first(
+    peers: SimpleNamespace,
+) -> None:
+    short, longer = (
+        [{**line, "prompts": f"{n} tokens", "prompt_tokens": n} for line in make_lines(peers)] for n in (90, 500)
+    )
+    for line in longer:
+        line["prefill_s"] = {"card": 4.0, "openvino": 2.0, "vllm": 5.0}[line["peer"]] * (1 + (line["repeat"] == 2))
+    lines = [*make_lines(peers), *short, *longer]
+    for line in lines:
+        line.setdefault("prompt_tokens", 7)
+    head, _, *rows = peers.peer_table.first_tokens(lines).split("\n\n")[0].splitlines()
+    assert head == "| engine | weights | method | 90 tokens | 500 tokens |"
+    assert rows[:2] == ["| openvino | int8 | plain | 900 | 250 |", "| card | int8 | vanilla-all-cores | 900 | 125 |"]
+
+
+def test_openvino_is_given_a_file_that_was_fetched_as_it_is(peers: SimpleNamespace, tmp_path: Path) -> None:
+    qwen, demo = (peers.catalog.MODELS[name] for name in ("qwen", "demo"))
+    assert peers.catalog.quantisations("openvino", demo) == ("int8",), "its file would be made by llama.cpp's programs"
+    assert peers.catalog.quantisations("openvino", qwen) == ("int8", "Q4_K_M")
+    for name in ("qwen-1.5b", "qwen-0.5b"):
+        (tmp_path / f"{name}.gguf").touch()
+    places = {role: tmp_path / f"qwen-{size}-bfloat16" for role, size in (("target", "1.5b"), ("draft", "0.5b"))}
+    pair = peers.peer_models.Pair(spec=qwen, **places, end_ids=(END,), max_model_len=64)
+    row = peers.catalog.RowKey("openvino", "Q4_K_M", "plain")
+    assert peers.peer_models.files_for(pair, row, tmp_path).target == tmp_path / "qwen-1.5b.gguf"
+
+
 def test_rows_of_ours_start_apart_but_for_those_that_differ_in_draft_length(peers: SimpleNamespace) -> None:
     row, name = peers.catalog.RowKey, peers.worker_process._worker_name
     names = {method: name(row("card", "int8", method), {}) for method in peers.catalog.OWN_ROWS}

@@ -11,9 +11,10 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from select import select
 from time import monotonic
+from typing import TextIO
 
 from tests.commands import WIDE
 from tests.waiting import PATIENCE_S
@@ -68,6 +69,27 @@ class Terminal:
             return False
         self.raw += data.decode(errors="replace")
         return bool(data)
+
+
+@contextlib.contextmanager
+def screen() -> Iterator[tuple[TextIO, Callable[[], str]]]:
+    """Open a terminal without a command: a file to write to, and what returns all that was written so far."""
+    master, slave = pty.openpty()
+    os.set_blocking(master, False)
+    raw = b""
+
+    def shown() -> str:
+        nonlocal raw
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(master, 65536):
+                raw += data
+        return raw.decode()
+
+    try:
+        with open(slave, "w", encoding="utf-8") as file:
+            yield file, shown
+    finally:
+        os.close(master)
 
 
 @contextlib.contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,9 @@ from card.cli.main import cli
 from card.cli.parts.command import CardCommand
 from card.cli.parts.starting import ReadingSpinner, load
 from card.config.registry import methods
-from tests.cli.terminal import terminal
+from tests.cli.terminal import screen, terminal
 from tests.pair import Pair
+from tests.waiting import until
 
 HEAVY = ("torch", "transformers", "numpy", "tokenizers", "huggingface_hub", "zmq", "msgspec", "jinja2", "rich")
 ROOT = Path(__file__).parents[2]
@@ -174,3 +177,26 @@ def test_a_spinner_says_how_far_a_prompt_is_read_and_how_long_the_rest_takes() -
     for now, num_read in ((2.0, 28), (4.0, 68)):  # noqa: B007
         spinner.tell_read(num_read, 100)
     assert said == ["reading: 28 of 100 tokens, 8 s left", "reading: 68 of 100 tokens, 3 s left"]
+
+
+def test_a_terminal_is_shown_how_far_a_prompt_is_read_until_the_answer_begins_and_no_other_file_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, words = 0.0, "reading: 1,024 of 2,048 tokens, 8 s left"
+    spinner = ReadingSpinner("reading", lambda: now)
+
+    def answer(shown: Callable[[], str]) -> Iterator[str]:
+        nonlocal now
+        for now, num_read in ((0.0, 512), (4.0, 1024)):  # noqa: B007
+            spinner.tell_read(num_read, 2048)
+        until(lambda: words in shown())
+        yield "answer"
+
+    monkeypatch.setenv("TERM", "xterm")
+    with screen() as (stderr, shown):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert list(spinner.until_first(answer(shown))) == ["answer"]
+        assert shown().endswith("\x1b[2K"), "the line is gone before the answer comes"
+    monkeypatch.setattr(sys, "stderr", piped := io.StringIO())
+    assert list(spinner.until_first(answer(lambda: words))) == ["answer"]
+    assert piped.getvalue() == ""

@@ -405,6 +405,17 @@ def test_a_text_run_in_parts_gives_the_same_layers(seed: int, chunk: int, width:
     assert_rows_fit_the_tree(model, beam)
 
 
+def test_of_a_text_that_is_read_in_parts_the_last_token_alone_has_logits() -> None:
+    model = toy()
+    _, beam = opened(model)
+    told = []
+    while not told or not told[-1][1]:
+        part = beam.extension(beam.frontier(), 4)
+        told.append((len(part.token_ids), len(part.token_ids) - part.first_logits_idx))
+        beam.grow(beam.frontier(), model.forward([part])[0])
+    assert told == [(4, 0)] * ((len(TEXT) - 1) // 4) + [((len(TEXT) - 1) % 4 + 1, 1)]
+
+
 def test_a_pass_cut_short_expands_the_best_nodes_and_the_next_one_the_rest() -> None:
     model = toy()
     writer, beam = opened(model, beam_width=4, branch=4)

@@ -118,6 +118,23 @@ def test_a_long_prompt_is_read_in_chunks_while_others_get_a_token_each_round():
     assert rounds_before_it_speaks == 9, "95 tokens, 10 a round; the last chunk brings the first token"
 
 
+@pytest.mark.parametrize("method", ["vanilla", "card"])
+def test_of_a_prompt_each_token_is_run_once_and_only_the_last_one_has_logits(method):
+    target, passes = toy_target(max_model_len=2048), []
+    forward = target.forward
+    target.forward = lambda parts: (
+        passes.append([(len(part.token_ids), len(part.token_ids) - part.first_logits_idx) for part in parts]),
+        forward(parts),
+    )[1]
+    link = inline(toy_draft(target, 1.0)) if method == "card" else None
+    engine = make_engine(target, link)
+    asked = make_request(1, method=method, prompt=prompt_of(5, 1100), uses_drafter=link is not None)
+    engine.add(engine.check(asked))
+    while not engine.step():
+        pass
+    assert passes == [[(512, 0)], [(512, 0)], [(76, 1)]], "whatever is drafted meanwhile, no pass of a prompt runs it"
+
+
 @pytest.mark.parametrize("length, is_long", [(255, False), (256, True), (300, True)])
 def test_a_long_prompt_is_read_on_the_cores_for_reading_and_nothing_else_is(length, is_long):
     target = toy_target(0, max_model_len=400)

@@ -79,6 +79,7 @@ from card.config.registry import methods
 from card.errors import ModelError
 from card.kernels import int8_linear
 from card.kernels.int8_linear import quantize_linear, why_not_int8
+from card.kernels.jit.tables import PassTable
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Floats
 from card.kernels.packed_linear import GROUP, LANES, PANEL, multiply_rows
@@ -495,6 +496,40 @@ def test_only_the_rows_that_are_asked_for_have_logits() -> None:
     assert np.array_equal(logits, logits_of(runner, TEXT[:30])[27:])
     for slot in slots:
         runner.close(slot)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_rows_without_logits_leave_to_later_rows_what_those_with_logits_leave(kind: str) -> None:
+    runner = RUNNERS[kind]
+    use_threads(1, in_integers=True)
+    expected = logits_of(runner, TEXT)
+    use_threads(2, in_integers=True)
+    for first, later in ((67, 70), (40, 40)):  # logits of the last rows of a pass, and of none
+        slot = runner.open()
+        (logits,) = runner.forward([Extension(slot, TEXT[:later], range(-1, later - 1), first)])
+        assert np.array_equal(logits, expected[first:later])
+        if later < len(TEXT):
+            assert np.array_equal(runner.forward([chain(slot, TEXT[later:], later)])[0], expected[later:])
+        runner.close(slot)
+
+
+def test_of_a_prompt_the_last_layer_runs_the_rows_with_logits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, team, ran = RUNNERS["llama"], machine_code("team").ThreadTeam, list[tuple[int, ...]]()
+    names = ("num_rows", "first_layer", "keeps_alone", "num_chosen")
+    monkeypatch.setattr(
+        team,
+        "run",
+        lambda self, table, run=team.run: (
+            ran.append(tuple(table[getattr(PassTable, n)] for n in names)),
+            run(self, table),
+        ),
+    )
+    slot = runner.open()
+    for piece, first in ((TEXT[:40], 40), (TEXT[40:], 29), ([5, 6], 0)):
+        held = runner.num_rows(slot)
+        runner.forward([Extension(slot, piece, range(held - 1, held - 1 + len(piece)), first)])
+    runner.close(slot)
+    assert ran == [(40, 0, 1, 0), (30, 0, 1, 0), (1, 1, 0, 1), (2, 0, 0, 2)]
 
 
 PROMPTS = ["the cat sat on the mat and", "one two three"]

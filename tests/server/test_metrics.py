@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.engine.metrics import RequestStats
+from card.engine.metrics import READING_RATES, EngineStats, RequestStats
 from card.server.metrics import speculative_decoding
 from card.tree.nodes import Nodes
 from tests.server.running import PROMPT, Running, scraped, streams
@@ -86,6 +86,25 @@ def test_the_counters_count_what_was_asked_and_written(server: Running) -> None:
     assert position <= grown("vllm:spec_decode_num_drafts_total")
     assert after["card_drafter_up", ""] in (0.0, 1.0)
     assert after["card_requests_inside", ""] == 0
+
+
+def test_each_pass_that_reads_prompts_counts_with_the_rows_that_it_ran_a_second(server: Running) -> None:
+    before = scraped(server)
+    server.complete(prompt=PROMPT, max_tokens=7, temperature=0, ignore_eos=True)
+    after, name = scraped(server), "card_prompt_pass_rows_per_second"
+    assert after[f"{name}_count", ""] == before[f"{name}_count", ""] + 1, "the six passes of the answer are none"
+    assert after[f"{name}_bucket", "+Inf"] == after[f"{name}_count", ""]
+    assert after[f"{name}_sum", ""] > before[f"{name}_sum", ""]
+    below = [after[f"{name}_bucket", f"{bound:.1f}"] for bound in READING_RATES]
+    assert below == sorted(below), "a bucket holds those below it"
+
+
+def test_the_rate_of_a_pass_is_in_the_first_bucket_that_is_not_below_it() -> None:
+    stats = EngineStats()
+    for num_rows, seconds in ((5, 1.0), (20, 1.0), (21, 1.0), (512, 0.01)):
+        stats.count_reading(num_rows, seconds)
+    assert stats.reading_rates == (1, 1, 1, *[0] * (len(READING_RATES) - 3), 1)
+    assert stats.reading_rates_sum == 5 + 20 + 21 + 51200
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=30), st.integers(1, 8))

@@ -125,7 +125,8 @@ class BeamSequence(DraftSequence):
         if self.cache.root_id in frontier:  # a root that was not run has no nodes below it
             chain = self._read_ids[start : start + max_tokens]
             parents = [start + i - 1 if start + i else NO_PARENT for i in range(len(chain))]
-            return Extension(self.slot, chain, parents, len(chain) - 1)
+            first_logits_idx = len(chain) - (len(chain) == self._num_unread)  # none where more is to be read
+            return Extension(self.slot, chain, parents, first_logits_idx)
         root_row = start - 1
         nodes = frontier[:max_tokens]
         parent_rows = [self.row_of.get(self.cache.parent(node), root_row) for node in nodes]

@@ -171,6 +171,8 @@ class Engine:
         failures.take_in(result.failures)
         updates += self._finish(result.updates, failures)
         self._totals.count_round(result.num_tokens, sum(len(u.token_ids) for u in updates), seconds)
+        if view.num_prompt_tokens and result.num_tokens and result.busy_s > 0:
+            self._totals.count_reading(result.num_tokens, result.busy_s)
         errors |= failures.errors
         updates += [self._end(one, "error", error) for one, error in errors.items() if self._queue.find(one)]
         if work and not errors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -11,6 +12,8 @@ from typing import Any
 from card.config import DrafterState
 from card.engine.offers import DRAFTER, DRAFTER_BIT, writer_label
 from card.tree.nodes import Nodes
+
+READING_RATES = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)  # rows/s: upper bounds of a histogram
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,6 +226,8 @@ class EngineStats(DrafterHealth):
     chains_only: bool = False  # the target keeps a recurrent state, so it verifies chains, never trees
     schedule: str = "off"
     schedule_reason: str = ""
+    reading_rates: tuple[int, ...] = (0,) * (len(READING_RATES) + 1)  # passes that read prompts, by `READING_RATES`
+    reading_rates_sum: float = 0.0  # of all these passes' rates
 
     def count_round(self, target_tokens: int, new_tokens: int, seconds: float) -> None:
         """Add one round."""
@@ -230,6 +235,13 @@ class EngineStats(DrafterHealth):
         self.round_s += seconds
         self.target_tokens += target_tokens
         self.new_tokens += new_tokens
+
+    def count_reading(self, num_rows: int, seconds: float) -> None:
+        """Add a pass with rows of prompts, and perhaps others."""
+        rate = num_rows / seconds
+        counts, idx = self.reading_rates, bisect_left(READING_RATES, rate)
+        self.reading_rates = (*counts[:idx], counts[idx] + 1, *counts[idx + 1 :])
+        self.reading_rates_sum += rate
 
     def copy(self) -> EngineStats:
         """Return the figures as they are now."""

@@ -23,7 +23,9 @@ from card.errors import CapacityError, TargetError, in_words
 
 logger = logging.getLogger(__name__)
 GROWTH_TOKENS = 64  # growth of a text before its room is checked again
-_IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
+# Prompt tokens in one pass while no request is waiting for its next token. From 64 rows a thread on pieces cost alike
+# (benchmarks/LOG.md); longer ones only let newcomers wait.
+_IDLE_PREFILL_CHUNK = 512
 _FIRST_LENGTH = 256  # expected new tokens of an unbounded answer before any has finished
 _MOST_LENGTHS = 64  # finished texts from which the length of others is estimated
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from card.engine.metrics import READING_RATES, EngineStats
 from card.errors import WorkerError
 from card.server.metrics import COUNTERS, HISTOGRAMS
 from card.server.service import Service
@@ -119,6 +121,15 @@ class Scrape:
             ("prefix_cache_read_tokens", "Tokens of prompts with KV from files.", stats.prefix_read_tokens),
         ):
             yield CounterMetricFamily(f"card_{name}", what, value=value)
+        yield _reading_rates(stats)
+
+
+def _reading_rates(stats: EngineStats) -> Metric:
+    """Return the histogram of how fast passes read prompts."""
+    bounds = [*(str(float(rate)) for rate in READING_RATES), "+Inf"]
+    buckets = list(zip(bounds, accumulate(stats.reading_rates), strict=True))
+    what = "Rows a second of passes that read prompts, all rows of a pass together."
+    return HistogramMetricFamily("card_prompt_pass_rows_per_second", what, buckets, stats.reading_rates_sum)
 
 
 def _relabelled(family: Metric, name: str, labels: dict[str, str]) -> Metric:

@@ -314,6 +314,8 @@ def run_layer(table: PassTable, layer_idx: int, thread: int, turn: int, scratch:
         make_layer_inputs(table, Work(first_row, num_rows, part, parts), scratch)
     turn = begin_layer(table, layer_idx, Work(first_row, num_rows, part, parts), turn, scratch)
     turn = wait(barrier, threads, turn)
+    if table.keeps_alone and layer_idx == table.num_layers - 1:
+        return turn
     states_code = layer_entry(table, layer_idx).states_code
     if states_code:
         advance_states(states_code, table, layer_idx, thread, scratch)
@@ -333,7 +335,7 @@ def run(code: int, table: PassTable, thread: int) -> None:
     """
     threads, scratch = table.num_threads, table.scratch + thread * table.scratch_bytes
     turn = 1
-    for layer_idx in range(table.num_layers):
+    for layer_idx in range(table.first_layer, table.num_layers):
         turn = run_layer(table, layer_idx, thread, turn, scratch)
     if shares_rows(table):
         turn = wait(table.barrier, threads, turn)

@@ -174,6 +174,8 @@ class PassTable(Struct):
     num_rows: int = place("of the pass")
     num_threads: int = place("that share it out")
     num_layers: int = place("of the decoder")
+    first_layer: int = place("that the pass begins with")
+    keeps_alone: int = place("the last layer keeps keys and values, and does nothing else")
     width: int = place("of hidden states")
     padded_width: int = place("and with its padding")
     num_outputs: int = place("logits of a row, with their padding")

@@ -104,6 +104,10 @@ class ExactDecoder:
         self.state_size = self._layers.state_size  # numbers of the states of a sequence
         self._layers.tables[:1, LayerTable.adds_heads] = model.adds_heads
         self._num_sums = self._layers.projected if model.adds_heads else 0  # behind an input of a row
+        # Rows without logits need no more of the last layer than keys and values.
+        self._ends_apart = (
+            len(self._layers) > 1 and self._layers.shapes[-1].mixer == "attention" and self._inputs is None
+        )
         self.long_rows: BoolArray | None = None
         self._pages = model.pages
         self._check_pages()
@@ -156,6 +160,7 @@ class ExactDecoder:
             num_chosen, chosen_at = end - first, buffers.numbers_at + buffers.numbers.itemsize * first
         else:
             num_chosen, chosen_at = len(logits_rows), logits_rows.ctypes.data
+            first = int(logits_rows[0]) if num_chosen else num_rows
         logits = empty((num_chosen, self._num_padded_outputs))
         table = self._table
         table[PassTable.num_rows], table[PassTable.num_threads] = num_rows, threads
@@ -172,7 +177,7 @@ class ExactDecoder:
             if states:
                 self._run_and_take(states, hidden)
             else:
-                self._team.run(table)
+                self._run(0 if scored else first, logits_rows)
         self.experts_read = int(table[PassTable.experts_read])
         self._check_pages()
         for step in scored:
@@ -242,6 +247,27 @@ class ExactDecoder:
         queries = of_heads.transpose(1, 2, 0, 3, 4) * self._layers.scale
         keys = step.sequence.kv[:, 0, :, : step.num_held]
         return np.stack([bound_scores(*layer) for layer in zip(queries, keys, strict=True)])
+
+    def _run(self, first: int, logits_rows: IntArray | slice) -> None:
+        """Run the pass; rows before ``first`` have no logits, so of the last layer only their keys and values count."""
+        table, all_rows = self._table, self._table[PassTable.num_rows]
+        if not self._ends_apart or first < MOST_TILE_ROWS:
+            self._team.run(table)
+            return
+        table[PassTable.keeps_alone], table[PassTable.num_chosen] = 1, 0
+        try:
+            self._team.run(table)
+        finally:
+            table[PassTable.keeps_alone] = 0
+        if first == all_rows:
+            return
+        ending, chosen = type(table).from_buffer_copy(table), self._buffers.numbers[:all_rows][logits_rows] - first
+        ending[PassTable.first_layer], ending[PassTable.num_rows] = len(self._layers) - 1, all_rows - first
+        ending[PassTable.hidden] += first * self._buffers.hidden.strides[0]
+        ending[PassTable.rows] += first * self._buffers.rows.strides[0]
+        ending[PassTable.chosen_rows], ending[PassTable.num_chosen] = chosen.ctypes.data, len(chosen)
+        self._team.run(ending)
+        table[PassTable.experts_read] = ending[PassTable.experts_read]
 
     def _run_and_take(self, states: PassStates, hidden: Floats) -> None:
         """Run the pass and let it copy the wanted states, which the next layer overwrites."""
