@@ -93,13 +93,7 @@ def read_facts(folder: Path) -> HeadFacts:
 
 
 def stated_config(sizes: Mapping[str, Any], target_layers: Sequence[int], num_tokens: int) -> dict[str, Any]:
-    """Return the config.json of a head as SpecForge writes it, which `read_facts` reads.
-
-    Args:
-        sizes: of its layer, as the config of a Llama has them.
-        target_layers: as of `HeadFacts`; the first is 2 at most.
-        num_tokens: that it proposes.
-    """
+    """Return the config.json of a head of so many tokens as SpecForge writes it; arguments as of `HeadFacts`."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
