@@ -25,6 +25,7 @@ PAGES = [
 ]
 EDGE = "src/card/tools/planner/edge/README.md"
 CTC = "src/card/family/ctc/README.md"
+EAGLE = "src/card/family/eagle/README.md"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 TOLD_COMMIT = re.compile(r"\b(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,40}\b")  # in a page
@@ -207,6 +208,19 @@ def test_the_table_of_heads_is_that_of_its_lines() -> None:
         line = lines[losses[loss], int(candidates.split(",")[0])]
         shares = ", ".join(f"{100 * share:.0f}" for share in line["accepted to depth"][:4])
         assert (tokens, depths) == (f"{line['tokens a step']:.2f}", f"{shares} %")
+
+
+def test_the_table_of_eagle_heads_is_that_of_its_lines() -> None:
+    told = []
+    for line in lines_of(RESULTS / "eagle.jsonl"):
+        names = (
+            line["target"].removesuffix(".gguf"),
+            line["data"].partition("_")[0],
+            line["row"].removesuffix(".gguf"),
+        )
+        shares = ", ".join(f"{100 * share:.0f}" for share in line["accepted to depth"])
+        told.append([*names, f"{line['tokens a step']:.2f}", f"{shares} %"])
+    assert rows_of(EAGLE, "| target | data | draft | tokens a step | accepted to depth 1, 2, 3, 4 |") == told
 
 
 WHOLE = {"command": "card bench", "commit": "0123abc", "machine": {"cpu": "a"}, "started": "2026-11-28T00:00:00Z"}

@@ -92,6 +92,19 @@ def read_facts(folder: Path) -> HeadFacts:
     )
 
 
+def stated_config(sizes: Mapping[str, Any], target_layers: Sequence[int], num_tokens: int) -> dict[str, Any]:
+    """Return the config.json of a head of so many tokens as SpecForge writes it; arguments as of `HeadFacts`."""
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        **sizes,
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        _SUBSET: num_tokens,
+        _NESTED: {"use_aux_hidden_state": True, _LAYER_IDS: [one - 1 for one in target_layers]},
+    }
+
+
 def _masks(stated: Mapping[str, Any]) -> tuple[int, int | None]:
     """Return how many tokens a pass drafts, and the token of the masks. Raises: FlagError that names a key."""
     mask_id = next((stated[name] for name in _MASK_KEYS if stated.get(name) is not None), None)
