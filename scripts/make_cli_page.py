@@ -26,9 +26,8 @@ EVERYWHERE = frozenset({"help", "help_all"})  # said once, in the head
 HEAD = """\
 # The command `card`
 Made by `scripts/make_cli_page.py`. Commands list own, then
-[shared options](#shared-options). Brackets hold defaults; `...`: may be given several times. `--help` says
-more, `--help-all` shows every option. `-v` logs the drafter's events. [Pipes and
-Tab](README.md#pipes-and-tab).
+[shared options](#shared-options). Brackets hold defaults; `...`: may be given several times. `--help-all`
+shows every option. `-v` logs the drafter's events. [Pipes and Tab](README.md#pipes-and-tab).
 
 Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, or if nobody reads the output;
 2 for wrong input, in one line; 130 after Ctrl-C."""

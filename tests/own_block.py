@@ -16,22 +16,25 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from card.models.files.gguf.header import read_header
-from tests.gguf_files import classes_of, entry_of, write_gguf
+from tests.gguf_files import SHARED_EXPERTS, classes_of, entry_of, write_gguf
 from tests.pair import make_tokenizer
 from tests.tiny import CLEAR, NO_ENDS, SIZES
 
-_DELTA: Mapping[str, Any] = {
+_SIZES: Mapping[str, Any] = {
+    **SIZES,
     "head_dim": 32,
-    "num_hidden_layers": 4,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 16,
     "hidden_size": 64,
     "intermediate_size": 96,
     "max_position_embeddings": 512,
     "initializer_range": CLEAR,
     **NO_ENDS,
+}
+_DELTA: Mapping[str, Any] = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
 }
 _EXPERTS: Mapping[str, Any] = {
     "num_experts": 4,
@@ -40,13 +43,22 @@ _EXPERTS: Mapping[str, Any] = {
     "shared_expert_intermediate_size": 32,
 }
 KINDS: Mapping[str, Mapping[str, Any]] = {
-    "qwen3_5": {},
-    "qwen3_5, tied": {"tie_word_embeddings": True},
-    "qwen3_5_moe": _EXPERTS,
-    "qwen3_next": _EXPERTS,
+    "qwen3_5": _DELTA,
+    "qwen3_5, tied": {**_DELTA, "tie_word_embeddings": True},
+    "qwen3_5_moe": {**_DELTA, **_EXPERTS},
+    "qwen3_next": {**_DELTA, **_EXPERTS},
+    # Scores without norms of heads: if large, a chain of states carries float32's errors beyond the tests' bound.
+    "glm4_moe": {**SHARED_EXPERTS, "attention_bias": True, "pad_token_id": 0, "initializer_range": CLEAR / 2},
+    "glm4_moe, norms of heads": {**SHARED_EXPERTS, "use_qk_norm": True, "pad_token_id": 0},
+}
+_NUMBERED: Mapping[str, str] = {  # as DeepSeek-V3's and GLM-4.5's folders have them, behind the last layer
+    "fc.weight": "eh_proj.weight",
+    "pre_fc_norm_embedding.weight": "enorm.weight",
+    "pre_fc_norm_hidden.weight": "hnorm.weight",
+    "norm.weight": "shared_head.norm.weight",
 }
 _GGUF_NAMES: Mapping[str, str] = {
-    **{part.name: part.gguf_name for kind in ("qwen3_5", "qwen3_5_moe") for part in entry_of(kind).parts},
+    **{part.name: part.gguf_name for kind in ("qwen3_5", "qwen3_5_moe", "glm4_moe") for part in entry_of(kind).parts},
     "fc": "nextn.eh_proj",
     "pre_fc_norm_embedding": "nextn.enorm",
     "pre_fc_norm_hidden": "nextn.hnorm",
@@ -74,7 +86,8 @@ class Checkpoint:
         """Return the inputs of rows, [n, D]: both halves normed, the embedding first."""
         with torch.no_grad():
             embedded = self.target.get_input_embeddings()(torch.tensor(list(token_ids)))
-            halves = [_normed(embedded, self.token_norm), _normed(states, self.state_norm)]
+            norms, eps = (self.token_norm, self.state_norm), self.target.config.rms_norm_eps
+            halves = [_normed(x, norm + self.offset, eps) for x, norm in zip((embedded, states), norms, strict=True)]
             return torch.cat(halves, -1) @ self.join.T
 
     def run(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,8 +113,26 @@ class Checkpoint:
         return found
 
     @property
+    def offset(self) -> float:
+        """What norms add to their weights."""
+        return entry_of(self.target.config.model_type).norm_offset
+
+    @property
     def tensors(self) -> dict[str, Tensor]:
         """The block's weights under the names of published folders."""
+        if self.target.config.model_type != "glm4_moe":
+            return {f"mtp.{name}": weight for name, weight in self.parts.items()}
+        begin = f"model.layers.{self.target.config.num_hidden_layers}."
+        copies = {
+            "embed_tokens.weight": self.target.get_input_embeddings().weight.detach(),
+            "shared_head.head.weight": self.target.get_output_embeddings().weight.detach(),
+        }
+        named = {_NUMBERED.get(name, name.removeprefix("layers.0.")): one for name, one in self.parts.items()}
+        return {begin + name: weight.clone() for name, weight in {**named, **copies}.items()}
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The block's weights under the names that Qwen3.5's folders have behind `mtp.`."""
         inner = {
             name.removeprefix("model."): weight
             for name, weight in self.block.state_dict().items()
@@ -112,7 +143,7 @@ class Checkpoint:
             "pre_fc_norm_embedding.weight": self.token_norm,
             "pre_fc_norm_hidden.weight": self.state_norm,
         }
-        return {f"mtp.{name}": weight.clone() for name, weight in inner.items()}
+        return {name: weight.clone() for name, weight in inner.items()}
 
     def save_gguf(self, folder: Path, file: Path, *, kind: Kind = Kind.F32, without: Sequence[str] = ()) -> str:
         """Write a GGUF file with target, block and tokenizer, from a folder made by `save`; return its name."""
@@ -148,16 +179,24 @@ class Checkpoint:
         """The block's weights under the names of GGUF files."""
         more: dict[str, np.ndarray[Any, Any]] = {}
         begin = f"blk.{self.target.config.num_hidden_layers}"
-        for name, weight in self.tensors.items():
-            stem = name.removeprefix("mtp.").removeprefix("layers.0.").removesuffix(".weight")
-            values = weight.numpy() + np.float32(weight.ndim == 1)
-            if stem.endswith(("gate_up_proj", "down_proj")) and values.ndim == 3:
-                parts = {"ffn_down_exps": values}
-                if stem.endswith("gate_up_proj"):
-                    parts = dict(zip(("ffn_gate_exps", "ffn_up_exps"), np.split(values, 2, axis=1), strict=True))
+        for name, weight in self.parts.items():
+            stem, _, kind = name.removeprefix("layers.0.").rpartition(".")
+            is_norm = weight.ndim == 1 and kind == "weight"
+            values = weight.numpy() + np.float32(self.offset if is_norm else 0)
+            whole = f"{stem}.{kind}"
+            if kind in ("gate_up_proj", "down_proj"):  # of experts
+                found = {"ffn_down_exps.weight": values}
+                if kind == "gate_up_proj":
+                    halves = np.split(values, 2, axis=1)
+                    found = dict(zip(("ffn_gate_exps.weight", "ffn_up_exps.weight"), halves, strict=True))
+            elif whole in _GGUF_NAMES:  # a vector
+                found = {_GGUF_NAMES[whole]: values}
             else:
-                parts = {_GGUF_NAMES[stem]: values[0] if "shared_expert_gate" in stem else values}
-            more |= {f"{begin}.{own}.weight": np.ascontiguousarray(part) for own, part in parts.items()}
+                found = {f"{_GGUF_NAMES[stem]}.{kind}": values[0] if "shared_expert_gate" in stem else values}
+            more |= {f"{begin}.{own}": np.ascontiguousarray(one) for own, one in found.items()}
+        if self.target.config.model_type == "glm4_moe":  # whose files have these again
+            table = self.target.get_input_embeddings().weight.detach().numpy()
+            more |= {f"{begin}.nextn.{own}.weight": table for own in ("embed_tokens", "shared_head_head")}
         return more
 
     def save(self, folder: Path, *, without: Sequence[str] = (), changes: Mapping[str, Tensor] | None = None) -> str:
@@ -174,25 +213,33 @@ class Checkpoint:
         weights |= {name: weight.contiguous() for name, weight in block.items() if name not in without}
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         config = json.loads((folder / "config.json").read_text("utf-8"))
-        (folder / "config.json").write_text(json.dumps({**config, "mtp_num_hidden_layers": 1}), "utf-8")
+        count = "num_nextn_predict_layers" if "n_routed_experts" in config else "mtp_num_hidden_layers"
+        (folder / "config.json").write_text(json.dumps({**config, count: 1}), "utf-8")
         return str(folder)
 
 
 def random_checkpoint(kind: str = "qwen3_5", *, seed: int = 0) -> Checkpoint:
     """Return the same random target and block each time; no norm of them is all zeros."""
     (model_class, config_class), changes = classes_of(kind), KINDS[kind]
-    sizes = {**SIZES, **_DELTA, "vocab_size": len(make_tokenizer()), **changes}
+    sizes = {**_SIZES, "vocab_size": len(make_tokenizer()), **changes}
     rng_state = torch.get_rng_state()
     torch.manual_seed(seed)
     target = model_class(config_class(**sizes))
-    block = model_class(config_class(**{**sizes, "num_hidden_layers": 1, "layer_types": ["full_attention"]}))
-    width = sizes["hidden_size"]
+    of_block = {"layer_types": ["full_attention"]} if "linear_num_key_heads" in sizes else {"first_k_dense_replace": 0}
+    block = model_class(config_class(**{**sizes, "num_hidden_layers": 1, **of_block}))
+    width, is_centred = sizes["hidden_size"], entry_of(kind.partition(",")[0]).norm_offset > 0
     with torch.no_grad():
         for name, weight in (*target.named_parameters(), *block.named_parameters()):
             if name.endswith("norm.weight"):
-                weight.normal_(0.0 if "linear_attn" not in name else 1.0, 0.2)
+                weight.normal_(0.0 if "linear_attn" not in name and is_centred else 1.0, 0.2)
+            if name.endswith("_proj.bias"):
+                weight.normal_(0.0, 0.2)
+        for name, buffer in (*target.named_buffers(), *block.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     join = torch.randn(width, 2 * width) / width**0.5
-    made = Checkpoint(target.train(False), block.train(False), join, torch.randn(width) * 0.2, torch.randn(width) * 0.2)
+    norms = [torch.randn(width) * 0.2 + (not is_centred) for _ in range(2)]
+    made = Checkpoint(target.train(False), block.train(False), join, *norms)
     torch.set_rng_state(rng_state)
     return made
 
@@ -230,5 +277,5 @@ def right_checkpoint(of: str) -> Checkpoint:
     return Checkpoint(made.target, made.block, join, torch.zeros(width), torch.zeros(width))
 
 
-def _normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + weight)
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight

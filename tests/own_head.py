@@ -25,6 +25,7 @@ from tests.tiny import NO_ENDS, tiny_llama
 
 WIDTH, NUM_LAYERS, SUBSET = 64, 8, 200
 EPS, THETA = 1e-5, 10000.0
+MASK_ID = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Form:
     has_biases: bool = False
     has_subset: bool = True
     has_embeddings: bool = False
+    num_more: int = 0  # ordinary layers behind the first
+    num_tokens: int = 1  # that a pass drafts
 
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -83,7 +86,22 @@ FORMS: Mapping[str, Form] = {
         has_subset=False,
     ),
 }
-
+_PARALLEL: Mapping[str, Any] = {"mask_token_id": MASK_ID, "norm_before_residual": True}
+PARALLEL_FORMS: Mapping[str, Form] = {  # P-EAGLE
+    "speculators": Form(
+        stated={"speculators_model_type": "peagle", "para_depths": 5, **_PARALLEL},
+        is_nested=True,
+        prefix="layers.0.",
+        norm_before_residual=True,
+        num_more=2,
+        num_tokens=5,
+    ),
+    "SpecForge": Form(
+        stated={"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": MASK_ID, "parallel_drafting": True},
+        num_more=1,
+        num_tokens=7,
+    ),
+}
 
 _GGUF_NAMES: Mapping[str, str] = {
     "fc": "fc",
@@ -131,10 +149,27 @@ class Head:
 
     def run(self, token_ids: Sequence[int], states: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [V] and the state [D] that is handed on, behind the last of some rows, which are a chain."""
+        logits, handed = self.run_all(token_ids, states)
+        return logits[-1], handed[-1]
+
+    def run_all(self, token_ids: Sequence[int], states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits [n, V] and states [n, D] that are handed on, of rows that are a chain."""
         its = self.tensors
         table = self.outer.get("embed_tokens.weight", self.target.get_input_embeddings().weight.detach())
         normed = _normed(states, its["hidden_norm.weight"])
         x = torch.cat([_normed(table[list(token_ids)], its["input_layernorm.weight"]), normed], -1)
+        u = self._layer(its, x, normed if self.form.norm_before_residual else states)
+        for idx in range(1, self.form.num_more + 1):
+            prefix = f"layers.{idx}."
+            its = {name.removeprefix(prefix): one for name, one in self.outer.items() if name.startswith(prefix)}
+            u = self._layer(its, _normed(u, its["input_layernorm.weight"]), u)
+        last = _normed(u, self.outer["norm.weight"])
+        logits = torch.full((len(u), len(table)), -torch.inf)
+        logits[:, self.ids] = last @ self.outer["lm_head.weight"].T
+        return logits, last if self.form.norm_output else u
+
+    def _layer(self, its: Mapping[str, Tensor], x: Tensor, residual: Tensor) -> Tensor:
+        """Return the states behind a layer, [n, D], of what its attention reads and adds to."""
         q, k, v = (
             (x @ its[f"self_attn.{one}_proj.weight"].T + its.get(f"self_attn.{one}_proj.bias", 0.0)).unflatten(
                 -1, (-1, self.sizes["head_dim"])
@@ -145,17 +180,20 @@ class Head:
             q, k = (_normed(one, its[f"self_attn.{name}_norm.weight"]) for name, one in (("q", q), ("k", k)))
         q, k = _turned(q), _turned(k)
         k, v = (one.repeat_interleave(q.shape[1] // k.shape[1], 1) for one in (k, v))
-        scores = torch.einsum("hd,nhd->hn", q[-1], k) * self.sizes["head_dim"] ** -0.5
-        attended = torch.einsum("hn,nhd->hd", scores.softmax(-1), v).flatten()
-        out = attended @ its["self_attn.o_proj.weight"].T + its.get("self_attn.o_proj.bias", 0.0)
-        u = (normed if self.form.norm_before_residual else states)[-1] + out
+        scores = torch.einsum("qhd,nhd->hqn", q, k) * self.sizes["head_dim"] ** -0.5
+        scores += torch.full((len(q), len(q)), -torch.inf).triu(1)
+        attended = torch.einsum("hqn,nhd->qhd", scores.softmax(-1), v).flatten(1)
+        u = residual + attended @ its["self_attn.o_proj.weight"].T + its.get("self_attn.o_proj.bias", 0.0)
         inner = _normed(u, its["post_attention_layernorm.weight"])
         gate = torch.nn.functional.silu(inner @ its["mlp.gate_proj.weight"].T)
-        u = u + (gate * (inner @ its["mlp.up_proj.weight"].T)) @ its["mlp.down_proj.weight"].T
-        last = _normed(u, self.outer["norm.weight"])
-        logits = torch.full((len(table),), -torch.inf)
-        logits[self.ids] = last @ self.outer["lm_head.weight"].T
-        return logits, last if self.form.norm_output else u
+        return u + (gate * (inner @ its["mlp.up_proj.weight"].T)) @ its["mlp.down_proj.weight"].T
+
+    def draft_at_once(self, text: Sequence[int]) -> Tensor:
+        """Return logits [K, V] of the rows that draft: that of the newest token, and those of masks behind it."""
+        count = self.form.num_tokens
+        masks = self.fused(self.outer["mask_hidden"].reshape(1, -1)).expand(count - 1, -1)
+        states = torch.cat([self.fused(self.states(text[:-1])), masks])
+        return self.run_all([*text[1:], *[MASK_ID] * (count - 1)], states)[0][-count:]
 
     def draft(self, text: Sequence[int], candidates: Sequence[int], first: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Return logits and state behind a text and behind each candidate; the first token has no row.
@@ -186,7 +224,7 @@ class Head:
         of_layer = {
             "hidden_size": WIDTH,
             "intermediate_size": len(self.tensors["mlp.up_proj.weight"]),
-            "num_hidden_layers": 1,
+            "num_hidden_layers": 1 + self.form.num_more,
             **self.sizes,
             "rms_norm_eps": EPS,
             "rope_theta": THETA,
@@ -315,16 +353,19 @@ def random_head(form: Form, *, seed: int = 0, heads: int = 8, kv_heads: int = 4)
     def norm(size: int) -> Tensor:
         return 1.0 + 0.2 * torch.randn(size, generator=make)
 
-    tensors = {
-        **{f"{name}.weight": norm(WIDTH) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")},
-        "self_attn.q_proj.weight": matrix(heads * head_dim, 2 * WIDTH),
-        "self_attn.k_proj.weight": matrix(kv_heads * head_dim, 2 * WIDTH),
-        "self_attn.v_proj.weight": matrix(kv_heads * head_dim, 2 * WIDTH),
-        "self_attn.o_proj.weight": matrix(WIDTH, heads * head_dim),
-        "mlp.gate_proj.weight": matrix(96, WIDTH),
-        "mlp.up_proj.weight": matrix(96, WIDTH),
-        "mlp.down_proj.weight": matrix(WIDTH, 96),
-    }
+    def layer(num_inputs: int) -> dict[str, Tensor]:
+        return {
+            **{f"{name}.weight": norm(WIDTH) for name in ("input_layernorm", "post_attention_layernorm")},
+            "self_attn.q_proj.weight": matrix(heads * head_dim, num_inputs),
+            "self_attn.k_proj.weight": matrix(kv_heads * head_dim, num_inputs),
+            "self_attn.v_proj.weight": matrix(kv_heads * head_dim, num_inputs),
+            "self_attn.o_proj.weight": matrix(WIDTH, heads * head_dim),
+            "mlp.gate_proj.weight": matrix(96, WIDTH),
+            "mlp.up_proj.weight": matrix(96, WIDTH),
+            "mlp.down_proj.weight": matrix(WIDTH, 96),
+        }
+
+    tensors = {"hidden_norm.weight": norm(WIDTH), **layer(2 * WIDTH)}
     if form.has_head_norms:
         tensors |= {f"self_attn.{one}_norm.weight": norm(head_dim) for one in "qk"}
     if form.has_biases:
@@ -344,6 +385,10 @@ def random_head(form: Form, *, seed: int = 0, heads: int = 8, kv_heads: int = 4)
         outer["input_norm.weight"] = norm(len(form.layers) * WIDTH)
     elif form.norms:
         outer |= {f"fc_norm.{i}.weight": norm(WIDTH) for i in range(len(form.layers))}
+    for idx in range(1, form.num_more + 1):
+        outer |= {f"layers.{idx}.{name}": one for name, one in layer(WIDTH).items()}
+    if form.num_tokens > 1:
+        outer["mask_hidden"] = torch.randn(1, 1, len(form.layers) * WIDTH, generator=make)
     if form.has_embeddings:
         outer["embed_tokens.weight"] = matrix(vocab_size, WIDTH)
     return Head(target, form, tensors, outer, ids, sizes)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from card.errors import CardError
-from card.family.states.writer import StateSequence, StateWriter, make_writer
+from card.family.states.sequence import StateSequence
+from card.family.states.writer import StateWriter, make_writer
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel
 from card.models.runner import RowRunner

@@ -17,7 +17,7 @@ from card.cli.parts.sections import SECTIONS, section_of
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "make_cli_page.py"
 PAGE = (Path(__file__).parents[1] / "docs" / "cli.md").read_text("utf-8")
-MOST_WORDS = 2550  # of a page that is to be read
+MOST_WORDS = 2625  # of a page that is to be read
 IN_HEAD = {"--help", "--help-all", "--verbose"}  # what every command takes
 
 

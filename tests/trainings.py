@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from card.family.learning import heads_command as train_heads
+from card.family.learning import target_texts
 from card.family.learning.head_training import TrainedHead
 from tests.commands import Ran
 
@@ -46,21 +46,28 @@ def cut_off_at_the_end(module: ModuleType, name: str) -> Iterator[None]:
         yield
 
 
+def require_kept(*_: Any, is_left_out: Sequence[bool], **options: Any) -> Iterator[Any]:
+    """Stand for `written_texts` where all answers were kept."""
+    assert all(is_left_out)
+    return iter(())
+
+
 def check_a_command_goes_on(run: Callable[..., Ran], args: Iterable[str], whole: Path, cut: tuple[ModuleType, str]):
-    """Check that a command which is cut off and run again writes the head of the file ``whole``.
+    """Check that a command which is cut off and run again writes the head of the file or folder ``whole``.
 
     Args:
-        args: of the command, but for the name of its file.
+        args: of the command, but for the name of its output.
         cut: module and name of the function that trains.
     """
-    again = whole.with_name("again.safetensors")
+    again = whole.with_name("again.safetensors" if whole.is_file() else "again")
     with cut_off_at_the_end(*cut):
         assert run(*args, str(again)).status == 130
     assert not again.exists()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_heads, "write_texts", None)  # the texts were kept
+        patch.setattr(target_texts, "written_texts", require_kept)
         assert run(*args, str(again)).status == 0
-    with safe_open(whole, "pt") as one, safe_open(again, "pt") as other:
+    files = (one if one.is_file() else one / "model.safetensors" for one in (whole, again))
+    with safe_open(next(files), "pt") as one, safe_open(next(files), "pt") as other:
         assert one.metadata() == other.metadata()
         assert all(torch.equal(one.get_tensor(name), other.get_tensor(name)) for name in one.keys())  # noqa: SIM118
 

@@ -25,13 +25,10 @@ class Price:
 
     alone: Times  # of the target on all cores
     beside: Times  # of the target beside a drafter
-    draft: Times  # of the drafter on either, as a small model gains nothing by a second thread
+    draft: Times  # of the drafter beside the target
     source: str
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether a drafter beside the target takes nothing from it."""
-        return self.beside == self.alone
+    in_turns: Times | None = None  # of the drafter on all cores; None: as beside, as it gains nothing by more threads
+    has_spare: bool = False  # a core for a drafter beside the target, which may miss it or not
 
 
 DEMO_DRAFT = (0.14, 0.17, 0.20, 0.27, 0.45, 0.80)
@@ -71,12 +68,15 @@ PRICES: Mapping[str, Price] = {
         (14.0, 17.0, 21.0, 29.0, 48.0, 85.0),
         "Qwen2.5-Coder 1.5 B with 0.5 B in int8, AMD EPYC: LOG.md",
     ),
-    "many cores": Price(INT8, INT8, DEMO_DRAFT, "int8 90M, with a core for the drafter that the target does not miss"),
+    "many cores": Price(
+        INT8, INT8, DEMO_DRAFT, "int8 90M, with a core for the drafter that the target does not miss", has_spare=True
+    ),
     "two devices": Price(
         (20.0, 20.2, 20.5, 21.0, 22.5, 26.0),
         (20.0, 20.2, 20.5, 21.0, 22.5, 26.0),
         (2.2, 2.2, 2.2, 2.3, 2.4, 2.6),
         "card.tools.planner's profiles of a 70 B model, rounded",
+        has_spare=True,
     ),
     "hopeless draft": Price(
         INT8,
@@ -84,6 +84,39 @@ PRICES: Mapping[str, Price] = {
         (5.6, 5.7, 6.2, 10.2, 18.4, 35.2),
         "int8 90M, with a drafter twice as dear as the target: no row that drafts can pay",
     ),
+}
+CORE_GB_PER_S = 18.0  # that one core reads: 90 MB in the 4.9 ms of a pass on one thread
+CORES, BANDWIDTHS = (4, 8, 16), (50.0, 200.0)  # of machines that were not measured; GB/s of all cores together
+
+
+def price_on(cores: int, gb_per_s: float, *, is_dear: bool) -> Price:
+    """Return what passes take by the bytes of the weights and the arithmetic of rows, whichever takes longer.
+
+    Args:
+        gb_per_s: that all cores together read.
+        is_dear: of Qwen2.5-Coder 1.5 B with 0.5 B in Q4_K_M, else of the demo pair at 90 M.
+    """
+
+    def times(giga_bytes: float, row_ms: float, threads: int) -> Times:
+        reading_ms = 1e3 * giga_bytes / min(threads * CORE_GB_PER_S, gb_per_s)
+        return tuple(round(max(reading_ms, size * row_ms / threads) + 1e-3 * size / threads, 4) for size in SIZES)
+
+    target, draft = ((1.12, 5.0), (0.49, 1.8)) if is_dear else ((0.09, 0.55), (0.0025, 0.012))
+    return Price(
+        times(*target, cores),
+        times(*target, cores - 1),
+        times(*draft, 1),
+        "computed: 18 GB/s a core, row costs of Zen 4",
+        in_turns=times(*draft, cores) if is_dear else None,
+        has_spare=True,
+    )
+
+
+ON_CORES: Mapping[str, Price] = {
+    f"{cores} cores, {gb_per_s:.0f} GB/s, {'1.5 B' if is_dear else '90M'}": price_on(cores, gb_per_s, is_dear=is_dear)
+    for cores in CORES
+    for gb_per_s in BANDWIDTHS
+    for is_dear in (False, True)
 }
 # What passes take beyond their prices. The first of a drafter behind one of the target's, whose weights have taken the
 # caches: 0.9 ms were measured with the demo draft, 0.45 of each further one. Two models at once slow each other by
@@ -148,7 +181,13 @@ def cells() -> list[Cell]:
     wrong = [start for start in STARTS if start != "right"]
     chosen += [Cell("questions", "int8 90M", "short", start) for start in wrong]
     chosen += [Cell("code", "Q4_0 AVX2 90M", "long", start) for start in wrong]
+    chosen += [Cell(text, price, size) for price in ON_CORES for text, size in (("questions", "short"), ("code", "4"))]
     return list(dict.fromkeys(chosen))
+
+
+def price_of(cell: Cell) -> Price:
+    """Return what passes take in a cell."""
+    return PRICES.get(cell.price) or ON_CORES[cell.price]
 
 
 def fixed_rows(cell: Cell) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -156,14 +195,14 @@ def fixed_rows(cell: Cell) -> dict[str, tuple[str, dict[str, Any]]]:
     rows: dict[str, tuple[str, dict[str, Any]]] = {"plain": ("vanilla", {}), "suffix": ("suffix", {"policy": "fixed"})}
     for length in FIXED_LENGTHS:
         rows[f"sps {length}"] = ("sps", {"policy": "fixed", "num_speculative_tokens": length})
-    if PRICES[cell.price].is_apart:
+    if price_of(cell).has_spare:
         rows["beside"] = ("card", {"policy": "fixed", "schedule": "beside", "verify": "tree"})
     return rows
 
 
 def make_scene(cell: Cell, overheads: Overheads) -> Scene:
     """Return the hardware of a cell, with what is measured at its start. Raises: PlanError for a broken recording."""
-    price, start = PRICES[cell.price], STARTS[cell.start]
+    price, start = price_of(cell), STARTS[cell.start]
 
     def profile(beside: str, alone: str) -> Profile:
         setups = tuple(
@@ -173,7 +212,7 @@ def make_scene(cell: Cell, overheads: Overheads) -> Scene:
 
     return Scene(
         target=profile("beside", "alone"),
-        draft=profile("draft", "draft"),
+        draft=profile("draft", "in_turns" if price.in_turns else "draft"),
         recording=recording_of(cell.text),
         concurrency=SIZES_OF_RUNS[cell.size].at_once,
     )

@@ -18,23 +18,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
+from counted_steps import share_to_depth, steps_of
 from options import append_lines, describe_run, questions_of
 
-from card import LLM, SamplingParams
-from card.family.ctc.head import SlotHead
-
-
-def steps_of(llm: LLM, request_id: int, question: str, max_tokens: int) -> tuple[list[int], list[int]]:
-    """Return the accepted tokens of each step of an answer, and its tokens."""
-    engine, params = llm.host.engine, SamplingParams(temperature=0.0, max_tokens=max_tokens).resolved()
-    engine.add(llm.host.make_request([{"role": "user", "content": question}], params, request_id).checked)
-    accepted: list[int] = []
-    token_ids: list[int] = []
-    while engine.has_work:
-        for update in engine.step():
-            accepted.append(len(update.token_ids) - 1)
-            token_ids += update.token_ids
-    return accepted[1:], token_ids  # the first token comes of the prompt
+from card import LLM
+from card.family.ctc.slots import Slots
 
 
 def measure(args: argparse.Namespace, name: str, questions: list[str], plain: list[list[int]]) -> dict[str, Any]:
@@ -46,15 +34,14 @@ def measure(args: argparse.Namespace, name: str, questions: list[str], plain: li
             accepted, token_ids = steps_of(llm, request_id, question, args.max_tokens)
             assert token_ids == plain[request_id], "the text is that of plain decoding"
             steps += accepted
-    deepest = SlotHead.load(name).facts.num_slots
-    shares = [sum(count >= depth for count in steps) / len(steps) for depth in range(1, deepest + 1)]
+    deepest = Slots.load(name).facts.num_slots
     return {
         "head": Path(name).name,
-        "loss": SlotHead.load(name).facts.loss,
+        "loss": Slots.load(name).facts.loss,
         "candidates": args.candidates,
         "steps": len(steps),
         "tokens a step": round(1 + sum(steps) / len(steps), 3),
-        "accepted to depth": [round(share, 3) for share in shares],
+        "accepted to depth": share_to_depth(steps, deepest),
         "bytes": Path(name).stat().st_size,
     }
 

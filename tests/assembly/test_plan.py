@@ -117,6 +117,8 @@ TWO_CORES = Facts(has_draft=True, cores=(0, 1))
         ("card", {"schedule": "beside"}, replace(TWO_CORES, wants_states=True), {"beside": "thread"}),
         ("pearl", {}, replace(TWO_CORES, wants_states=True), {"beside": "thread"}),
         ("card", {"draft_address": "tcp://127.0.0.1:1"}, Facts(), {"beside": "remote"}),
+        ("card", {"draft_address": "tcp://127.0.0.1:1"}, TWO_CORES, {"beside": "remote", "turns": "inline"}),
+        ("card", {"draft_address": "tcp://a:1", "draft_vocab": 9}, TWO_CORES, {"beside": "remote", "turns": "inline"}),
         ("pearl", {}, TWO_CORES, {"beside": "process"}),
         ("pearl", {"placement": "inline"}, TWO_CORES, {"turns": "inline"}),
     ],
@@ -248,6 +250,15 @@ def test_rows_have_a_quarter_of_the_free_memory_or_what_is_given_for_them():
             "reads the target's hidden states, which do not leave the process: give placement inline or thread",
         ),
         ("card", {"draft_keys": "keys"}, TWO_CORES, "give its draft_address too"),
+        *(
+            (method, {"draft_address": "tcp://127.0.0.1:1", **more}, TWO_CORES, "are two drafters: leave one of them")
+            for method, more in (
+                ("pearl", {}),
+                ("card", {"policy": "fixed"}),
+                ("card", {"schedule": "beside"}),
+                ("card", {"draft_device": "cuda"}),
+            )
+        ),
         ("card", {"cores": (7,)}, TWO_CORES, r"cores must be among the cores of this process \[0, 1\], got 7"),
     ],
 )

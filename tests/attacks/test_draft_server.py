@@ -80,9 +80,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def attacked(server: Serving, attack: Callable[[], None], expected: tuple[int, ...]) -> tuple[int, int]:
-    """Attack the server while a target writes. Returns: texts written meanwhile, and bytes that the server grew by."""
+    """Attack the server while a target writes. Returns: texts written meanwhile, and bytes that the server grew by.
+
+    The policy is fixed: a tuned one leaves a drafter aside that a busy machine makes late.
+    """
     draft_keys = str(server.keys) if server.keys else None
-    with LLM("demo-target", draft_address=server.address, draft_keys=draft_keys) as llm:
+    with LLM("demo-target", draft_address=server.address, draft_keys=draft_keys, policy="fixed") as llm:
         llm.generate(_PROMPT, _GREEDY)
         before, most, num_texts = server.rss_bytes(), 0, 0
         thread = threading.Thread(target=attack)
@@ -93,10 +96,9 @@ def attacked(server: Serving, attack: Callable[[], None], expected: tuple[int, .
             num_texts += 1
             most = max(most, server.rss_bytes() - before)
         thread.join()
-        accepted = [llm.generate(_PROMPT, _GREEDY)[0].stats for _ in range(2)]
-        assert [one.drafter_state for one in accepted] == ["up", "up"]
-        assert any(one.accepted_tokens for one in accepted)
-        assert not any(one.drafter_restarts for one in accepted)
+        until(lambda: llm.generate(_PROMPT, _GREEDY)[0].stats.accepted_tokens)
+        stats = llm.generate(_PROMPT, _GREEDY)[0].stats
+        assert stats.drafter_state == "up" and not stats.drafter_restarts
     return num_texts, most
 
 

@@ -45,11 +45,20 @@ def line(over_best: float, over_plain: float = 1.0, speed: float = 100.0, text: 
 
 
 def test_every_pair_of_properties_occurs_in_some_cell(cells, texts):
-    chosen = [astuple(cell)[:3] for cell in cells.cells() if cell.start == "right"]
+    chosen = [astuple(cell)[:3] for cell in cells.cells() if cell.start == "right" and cell.price in cells.PRICES]
     axes = ((*texts.RECORDED, *texts.MADE_UP), cells.PRICES, cells.SIZES_OF_RUNS)
     for i, j in itertools.combinations(range(len(axes)), 2):
         assert {(cell[i], cell[j]) for cell in chosen} == set(itertools.product(axes[i], axes[j]))
     assert {cell.start for cell in cells.cells()} == set(cells.STARTS)
+    assert {cell.price for cell in cells.cells()} == {*cells.PRICES, *cells.ON_CORES}
+
+
+def test_more_cores_never_make_a_pass_slower_and_read_no_more_than_memory_gives(cells):
+    few, many = (cells.price_on(num, 50.0, is_dear=True) for num in (8, 16))
+    assert all(one >= other for one, other in zip(few.alone, many.alone, strict=True))
+    assert few.alone[0] == pytest.approx(1e3 * 1.12 / 50.0, rel=1e-4), "1.12 GB at 50 GB/s"
+    assert cells.price_on(4, 200.0, is_dear=True).alone[0] == pytest.approx(1e3 * 1.12 / (4 * 18.0), rel=1e-4)
+    assert "beside" in cells.fixed_rows(cells.Cell("code", "8 cores, 50 GB/s, 1.5 B", "4"))
 
 
 def test_a_drafter_beside_the_target_is_a_fixed_row_where_it_takes_nothing_from_it(cells):

@@ -25,6 +25,7 @@ PAGES = [
 ]
 EDGE = "src/card/tools/planner/edge/README.md"
 CTC = "src/card/family/ctc/README.md"
+EAGLE = "src/card/family/eagle/README.md"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 TOLD_COMMIT = re.compile(r"\b(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,40}\b")  # in a page
@@ -209,6 +210,19 @@ def test_the_table_of_heads_is_that_of_its_lines() -> None:
         assert (tokens, depths) == (f"{line['tokens a step']:.2f}", f"{shares} %")
 
 
+def test_the_table_of_eagle_heads_is_that_of_its_lines() -> None:
+    told = []
+    for line in lines_of(RESULTS / "eagle.jsonl"):
+        names = (
+            line["target"].removesuffix(".gguf"),
+            line["data"].partition("_")[0],
+            line["row"].removesuffix(".gguf"),
+        )
+        shares = ", ".join(f"{100 * share:.0f}" for share in line["accepted to depth"])
+        told.append([*names, f"{line['tokens a step']:.2f}", f"{shares} %"])
+    assert rows_of(EAGLE, "| target | data | draft | tokens a step | accepted to depth 1, 2, 3, 4 |") == told
+
+
 WHOLE = {"command": "card bench", "commit": "0123abc", "machine": {"cpu": "a"}, "started": "2026-11-28T00:00:00Z"}
 
 
@@ -236,3 +250,77 @@ def test_a_whole_line_and_what_a_whole_run_found_are_no_faults() -> None:
 def test_a_results_file_that_is_named_and_not_there_is_found() -> None:
     text = "`benchmarks/results/none.jsonl`, results/edge.jsonl\n    --out benchmarks/results/made.jsonl"
     assert missing(text) == ["made.jsonl", "none.jsonl"] and missing(TO_BE_MADE.sub("", text)) == ["none.jsonl"]
+
+
+SERIES = "src/card/labs/series/README.md"
+SERIES_NAMES = {
+    "ETTh1": "ETTh1.csv",
+    "ETTh2": "ETTh2.csv",
+    "San Francisco": "sf-temps.csv",
+    "Seattle": "seattle-temps.csv",
+}
+
+
+def test_the_tables_of_forecasts_are_those_of_their_lines() -> None:
+    lines = lines_of(RESULTS / "forecasts.jsonl")
+    told = []
+    for name, file in SERIES_NAMES.items():
+        found = [line for line in lines if line.get("series") == file]
+        plain, drafted = ([line for line in found if bool(line["draft"]) == is_drafted] for is_drafted in (False, True))
+        assert [line["continuations"] for line in drafted] == [1, 8, 50]
+        assert {one["target"]["passes"] / one["forecasts"] for one in plain} == {12}
+        passes = ([line[model]["passes"] / line["forecasts"] for line in drafted] for model in ("target", "draft"))
+        rows = [one["target"]["rows"] / other["target"]["rows"] for one, other in zip(drafted, plain, strict=True)]
+        accepted = ", ".join(f"{100 * line['acceptance']:.0f}" for line in drafted)
+        told.append([name, accepted, *(", ".join(f"{one:.1f}" for one in some) for some in (*passes, rows))])
+    heading = "| series | accepted, % | target passes | draft passes | target rows, over plain |"
+    assert rows_of(SERIES, heading) == told
+    shapes = [line for line in lines if line["question"] == "shape"]
+    dear, free = ([one for one in shapes if (sum(one["parameters"]) > 0) == is_dear] for is_dear in (True, False))
+    seconds = {(one["continuations"], one["forced"]): _seconds(one) for one in dear}
+    told = []
+    for line in free:
+        if of_passes_s := seconds.get((line["continuations"], line["forced"])):
+            target, draft, num = line["target"], line["draft"] or {"passes": 0}, line["forecasts"]
+            counts = [target["rows"], target["rows_without_cache"], line["calls"]]
+            passes = [f"{one['passes'] / num:.1f}" for one in (target, draft)]
+            forced = f"{line['forced']:g}" if line["draft"] else "no draft"
+            told.append(
+                [str(line["continuations"]), forced, *passes, *(f"{one / num:,.0f}" for one in counts), of_passes_s]
+            )
+    counted = "target passes | draft passes | rows | rows without a cache | calls | s of passes"
+    heading = f"| continuations | accepted | {counted} |"
+    assert rows_of(SERIES, heading) == told
+
+
+def _seconds(line: Mapping[str, Any]) -> str:
+    return f"{sum(line[one]['cpu_s'] for one in ('target', 'draft') if line[one]) / line['forecasts']:.1f}"
+
+
+SPECBRANCH = "src/card/family/specbranch/README.md"
+
+
+def test_the_tables_of_rollbacks_are_those_of_their_lines() -> None:
+    lines = lines_of(RESULTS / "rollback.jsonl")
+    told = []
+    for name, recording in (
+        ("demo pair", "demo-questions.rec"),
+        ("its draft in two bits", "demo-two-bits.rec"),
+        ("Qwen2.5-Coder 1.5 B, 0.5 B in two bits", "qwen-two-bits.rec"),
+    ):
+        found = [line for line in lines if line.get("recording") == recording]
+        for length in (2, 4, 7):
+            cells = {one["branch_below"]: _rollback(one) for one in found if one["num_speculative_tokens"] == length}
+            agreement = f"{100 * found[0]['agreement']:.0f} %"
+            told.append([name, agreement, str(length), *(cells[below] for below in (None, 0.7, 0.97))])
+    heading = "| pair | agreement | K | `pearl` | `specbranch` | `--branch-below 0.97` |"
+    assert rows_of(SPECBRANCH, heading) == told
+    told = []
+    for name, draft in (("demo draft", "demo-draft"), ("the same in two bits", "demo-draft-two-bits")):
+        told.append([name, *(_rollback(line) for line in lines if line.get("draft") == draft)])
+    heading = "| draft | `pearl` | `specbranch` | H-RAD as evidence | H-RAD obeyed |"
+    assert rows_of(SPECBRANCH, heading) == told
+
+
+def _rollback(line: Mapping[str, Any]) -> str:
+    return f"{line['tokens'] / line['target_passes']:.2f}, {line['rolled_back_tokens'] / line['tokens']:.2f}"

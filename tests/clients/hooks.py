@@ -102,6 +102,6 @@ def _agree_on_roles(message: dict[str, Any]) -> None:
             message["content"] = "a"
     if role != "tool":
         message.pop("tool_call_id", None)
-    for call in [message, *(one["function"] for one in message.get("tool_calls") or ())]:
+    for call in [message, *(one.get("function", {}) for one in message.get("tool_calls") or ())]:
         if "arguments" in call:
             call["arguments"] = "{}"

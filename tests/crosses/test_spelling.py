@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
-from importlib.util import find_spec
 
 import click
 import pytest
@@ -74,7 +73,7 @@ def test_a_command_without_a_draft_model_names_only_what_can_be_typed_there(path
             "--draft-dtype",
         ),
         (("generate", "hi", "--writers", "beam,store"), "set --suffix-store to its path"),
-        (("generate", "hi", "--method", "ctc"), "give --ctc a file" if find_spec("torch") else "ctc needs PyTorch"),
+        (("generate", "hi", "--method", "ctc"), "give --ctc a file"),
         (("serve", "--method", "vanilla", "--fan-out", "4"), "--fan-out would do nothing"),
         (("generate", "hi", "--method", "cards"), "did you mean card?"),
         (("generate", "hi", "--method", "nothing"), "known: arbitrage, card"),

@@ -125,6 +125,18 @@ def test_a_text_goes_on_plainly_without_an_optional_draft_server(pair: Pair, cap
         assert [one.levelname for one in caplog.records if "no server answers" in one.message] == ["ERROR"]
 
 
+def test_a_draft_model_here_takes_turns_where_no_draft_server_answers(pair: Pair) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    with LLM(pair.target, method="vanilla") as alone:
+        expected = alone.generate("the cat", params)[0].outputs[0].token_ids
+    with contextlib.closing(socket.socket()) as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+    with LLM(pair.target, pair.draft, draft_address=address, draft_optional=True, start_timeout_s=0.3) as llm:
+        assert llm.generate("the cat", params)[0].outputs[0].token_ids == expected
+        assert "in turns" in llm.stats().schedule_reason
+
+
 def test_something_that_listens_but_is_no_server_is_a_worker_error() -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as mute:
         address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"

@@ -75,7 +75,7 @@ def failure(file: Path, cache: str, load: Callable[..., object] = load_decoder) 
     assert len(text) < 600
     assert text.startswith(str(file))
     assert not list(Path(cache).rglob("*.unfinished"))
-    assert not [one for one in entries(cache) if one not in ("v5-facts2", "v5-text3")]
+    assert not [one for one in entries(cache) if one not in ("v5-facts3", "v5-text3")]
     return text.removeprefix(str(file)).strip()
 
 
@@ -292,7 +292,7 @@ def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_p
 def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):
     first = logits(load_decoder(tiny, cache_dir=cache))
     load_tokenizer(tiny, cache_dir=cache)
-    assert entries(cache) == ["v5-facts2", "v5-float16", "v5-text3"]
+    assert entries(cache) == ["v5-facts3", "v5-float16", "v5-text3"]
 
     def refuse(*_: object) -> None:
         raise AssertionError("it was converted again")
@@ -308,7 +308,7 @@ def test_another_file_of_the_same_name_is_converted_anew(folders, tmp_path, cach
     first = logits(load_decoder(file, cache_dir=cache))
     write_gguf(folders("llama, tied"), file)
     assert not torch.equal(logits(load_decoder(file, cache_dir=cache)), first)
-    assert entries(cache) == ["v5-facts2", "v5-facts2", "v5-float32", "v5-float32"]
+    assert entries(cache) == ["v5-facts3", "v5-facts3", "v5-float32", "v5-float32"]
 
 
 def test_a_cache_that_cannot_be_written_costs_one_line(tiny, tmp_path, caplog):
@@ -330,7 +330,7 @@ def kept_files(cache: str) -> dict[str, Path]:
 def test_what_is_kept_and_was_damaged_is_made_again(tiny, cache):
     expected = logits(load_decoder(tiny, cache_dir=cache))
     ids = load_tokenizer(tiny, cache_dir=cache).encode("how many cats sat?")
-    assert {"facts2/facts.json", "float16/model.safetensors", "text3/seal.json"} <= kept_files(cache).keys()
+    assert {"facts3/facts.json", "float16/model.safetensors", "text3/seal.json"} <= kept_files(cache).keys()
     for name in kept_files(cache):
         whole = kept_files(cache)[name].read_bytes()
         for damage in damages(whole):
@@ -338,7 +338,7 @@ def test_what_is_kept_and_was_damaged_is_made_again(tiny, cache):
             assert torch.equal(logits(load_decoder(tiny, cache_dir=cache)), expected)
             assert load_tokenizer(tiny, cache_dir=cache).encode("how many cats sat?") == ids
         assert kept_files(cache)[name].read_bytes() == whole or name.endswith("seal.json")
-    kept_files(cache)["facts2/seal.json"].write_bytes(b'{"\xf0\x28": 1}')
+    kept_files(cache)["facts3/seal.json"].write_bytes(b'{"\xf0\x28": 1}')
     assert torch.equal(logits(load_decoder(tiny, cache_dir=cache)), expected)
 
 
@@ -374,7 +374,7 @@ def test_weights_that_others_could_have_written_are_not_taken(tiny, cache, caplo
 
 def test_without_files_to_open_weights_are_converted_in_memory_and_kept_ones_stay(tiny, cache):
     load_decoder(tiny, cache_dir=cache)
-    store, name = kept_weights.KeptWeights(Path(cache) / "gguf"), kept_files(cache)["facts2/facts.json"].parent.name
+    store, name = kept_weights.KeptWeights(Path(cache) / "gguf"), kept_files(cache)["facts3/facts.json"].parent.name
     number = (Path(cache) / "gguf" / name).stat().st_ino
     with no_more_files():
         assert store.find(name) is None
@@ -394,7 +394,7 @@ def test_two_processes_at_once_make_one_entry(tiny, cache):
     assert len({out for out, _ in said}) == 1, said
     assert all(err == "" for _, err in said)
     assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.sum(dtype="float64"))
-    assert entries(cache) == ["v5-facts2", "v5-float16", "v5-text3"]
+    assert entries(cache) == ["v5-facts3", "v5-float16", "v5-text3"]
 
 
 def test_the_oldest_entries_make_room_and_no_leftovers_stay(tmp_path):

@@ -69,7 +69,7 @@ class Running:
 
 
 def scraped(server: Running) -> dict[tuple[str, str], float]:
-    """Return the value of each sample of `/metrics` by its name and its own label."""
+    """Return the value of each sample of `/metrics` by its name and its own labels, joined by spaces."""
     response = server.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     values: dict[tuple[str, str], float] = {}
@@ -77,7 +77,7 @@ def scraped(server: Running) -> dict[tuple[str, str], float]:
         for sample in family.samples:
             assert sample.labels.pop("model_name") == "demo-target"
             sample.labels.pop("engine")
-            key = (sample.name, next(iter(sample.labels.values()), ""))
+            key = (sample.name, " ".join(sample.labels.values()))
             assert key not in values, "no sample is told of twice"
             values[key] = sample.value
     return values

@@ -104,6 +104,7 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (CHAT, {"messages": USER, "n": True}, "n"),
         (CHAT, {"messages": USER, "max_tokens": 0}, "max_tokens"),
         (CHAT, {"messages": USER, "stream": "yes"}, "stream"),
+        (COMPLETIONS, {"prompt": "a", "grammar": {}}, "grammar"),
         (CHAT, {"messages": USER, "response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT, {"messages": USER, "response_format": {"type": "json_schema"}}, "response_format"),
         (COMPLETIONS, {"prompt": ""}, "prompt"),

@@ -137,3 +137,13 @@ def test_a_server_that_ignores_nothing_refuses_a_grammar_that_it_does_not_hold(
     answer = strict_server.post(door, {**asked, "tools": [HELD_TOOLS[door]]})
     assert answer.status_code == 400
     assert "does not hold a custom tool to its grammar; leave format out" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["web_search", 3])
+def test_an_unknown_kind_of_tool_is_refused_by_the_kinds_that_there_are(server: Running, kind: object) -> None:
+    tool = {"type": kind, "function": {"name": "f", "arguments": "{}"}}
+    called = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{**tool, "id": "1"}]}]
+    for field, body in (("tools.0", {"tools": [tool]}), ("messages.1.tool_calls.0", {"messages": called})):
+        answer = server.post("/v1/chat/completions", {"messages": called[:1], **body})
+        told = f"{field}.type: must be function or custom, got {kind!r}"
+        assert answer.status_code == 400 and answer.json()["error"]["message"] == told, answer.text

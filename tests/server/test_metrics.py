@@ -86,6 +86,9 @@ def test_the_counters_count_what_was_asked_and_written(server: Running) -> None:
     assert position <= grown("vllm:spec_decode_num_drafts_total")
     assert after["card_drafter_up", ""] in (0.0, 1.0)
     assert after["card_requests_inside", ""] == 0
+    asked = {label: grown(name, label) for name, label in after if name == "card_writer_rounds_total"}
+    assert asked["1 request beam"] == 6
+    assert sum(count for label, count in asked.items() if label.endswith(" beam")) == results
 
 
 def test_each_pass_that_reads_prompts_counts_with_the_rows_that_it_ran_a_second(server: Running) -> None:

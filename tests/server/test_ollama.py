@@ -356,21 +356,22 @@ def test_a_full_queue_is_told_with_the_time_to_come_back(server: Running) -> Non
     assert int(answer.headers["retry-after"]) >= 1
 
 
-def sent(stream: LineStream) -> bytes:
-    """Return the bytes of a stream."""
-    told = bytearray()
+def send_into(told: bytearray, stream: LineStream) -> None:
+    """Send the bytes of a stream."""
 
     async def send(message: Message) -> None:
         told.extend(message.get("body", b""))
 
     asyncio.run(stream.stream_response(send))
-    return bytes(told)
 
 
 def test_silence_is_blanks_before_a_line_and_a_failure_the_last_line() -> None:
+    told = bytearray()
+
     async def events() -> AsyncGenerator[bytes, None]:
         yield b'{"done":false}\n'
-        await asyncio.sleep(0.05)
+        while b"  " not in told:
+            await asyncio.sleep(0.001)
         raise WorkerError("the engine is down")
 
     async def close() -> None:
@@ -378,7 +379,7 @@ def test_silence_is_blanks_before_a_line_and_a_failure_the_last_line() -> None:
 
     arrival = SimpleNamespace(deadline=contextlib.nullcontext())
     generation = SimpleNamespace(arrival=arrival, ping_interval_s=0.001, close=close)
-    told = sent(LineStream(cast(Generation, generation), events()))
+    send_into(told, LineStream(cast(Generation, generation), events()))
     first, last, rest = told.split(b"\n")
     assert b"  " in last and rest == b""
     assert json.loads(first) == {"done": False} and json.loads(last) == {"error": "the engine is down"}

@@ -52,7 +52,7 @@ def converter() -> tuple[Path, str]:
     pip = [sys.executable, "-m", "pip", "--quiet"]
     if not place.is_dir():
         KEPT.mkdir(parents=True, exist_ok=True)
-        options = ["--no-deps", "--no-binary", ":all:", "--dest", str(KEPT)]
+        options = ["--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(KEPT)]  # what builds it may be binary
         subprocess.run([*pip, "download", *options, f"llama-cpp-python=={VERSION}"], check=True, timeout=600)
         with tarfile.open(KEPT / f"{SOURCE}.tar.gz") as files:
             files.extractall(KEPT, filter="data")

@@ -32,6 +32,7 @@ from card.machine.lane import Lane
 from card.machine.memory import give_back_memory
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
+from card.models.block_loading import load_state_drafter
 from card.models.draft_vocab import BLOCK_TOKENS, always_drafted, drafted_ids, kept_ids, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
@@ -266,6 +267,15 @@ def _load(draft: DraftModel) -> LoadedModel:
 def restricted(model: LoadedModel, ids: Iterable[int] | None) -> LoadedModel:
     """Return the model with only the part of its head that proposes these tokens, or ends texts; None is all."""
     return model if ids is None else restrict_head(model, {*ids, *end_token_ids(model)})
+
+
+def load_state_draft(
+    name: str, target: LoadedModel, runner: RowRunner, tokenizer: Tokenizer, *, dtype: str
+) -> LoadedModel:
+    """Return a block or a head as it drafts for a loaded target; ``name`` and errors as of `load_state_drafter`."""
+    head = target.lm_head.weight if isinstance(target, DecoderModel) else None
+    made = load_state_drafter(name, runner, dtype=dtype, cache_dir=None, head=head)
+    return restricted(made, proposed_ids(made, tokenizer, runner.vocab_size, None))
 
 
 def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:

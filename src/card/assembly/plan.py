@@ -143,7 +143,8 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     _refuse_contradictions(engine, chosen, facts, drafts=drafts, has_draft=has_draft)
     placements = _placements(chosen, engine, facts) if drafts else {}
     asked = DraftSettings(**draft_changes)
-    there = _readers(chosen, engine, drafts=drafts, writers=writers, growth=chosen.shape(asked).growth)
+    growth, with_draft = chosen.shape(asked).growth, facts.has_draft
+    there = _readers(chosen, engine, drafts=drafts, with_draft=with_draft, writers=writers, growth=growth)
     refuse_unread(settings, _known(), there, f"method {chosen.name}")
     shaped, max_model_len = chosen.shape(asked), _model_len(engine, facts)
     target_tree_rows = shaped.budget + SPARE_ROWS
@@ -173,7 +174,8 @@ def readable(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     chosen, engine = find_method(method), EngineSettings(**engine_changes)
     drafts, writers = share_out(chosen, engine.writers, ())
     growth = chosen.shape(DraftSettings(**draft_changes)).growth
-    left_out = unread(settings, _known(), _readers(chosen, engine, drafts=drafts, writers=writers, growth=growth))
+    there = _readers(chosen, engine, drafts=drafts, with_draft=False, writers=writers, growth=growth)
+    left_out = unread(settings, _known(), there)
     return {name: value for name, value in settings.items() if name not in left_out}
 
 
@@ -227,15 +229,15 @@ def _known() -> Mapping[str, Setting]:
 
 
 def _readers(
-    method: Method, settings: EngineSettings, *, drafts: bool, writers: Sequence[str], growth: str
+    method: Method, settings: EngineSettings, *, drafts: bool, with_draft: bool, writers: Sequence[str], growth: str
 ) -> frozenset[str]:
     """Return what reads settings in this engine, in the words of `card.config.reading`."""
     there = {f"method {method.name}", f"growth {growth}", *(f"writer {name}" for name in writers)}
-    foresees = foresees_forced(method, settings.writers)
-    there |= {CANDIDATES} if drafts or writers or foresees or method.selection is not None else set()
-    there |= {IMAGES} if settings.max_images else set()
-    there |= {DRAFTING} if drafts else set()
-    return frozenset(there | ({DRAFTING_HERE} if drafts and settings.draft_address is None else set()))
+    if drafts or writers or foresees_forced(method, settings.writers) or method.selection is not None:
+        there.add(CANDIDATES)
+    here = {DRAFTING_HERE} if with_draft or not settings.draft_address else set()
+    there |= {DRAFTING, *here} if drafts else set()
+    return frozenset(there | ({IMAGES} if settings.max_images else set()))
 
 
 def _refuse_contradictions(
@@ -273,6 +275,8 @@ def _refuse_contradictions(
                 f"{named('schedule')} {settings.schedule} does not go with a drafter that is {placement}: turns are "
                 "taken with a drafter inline, and only that one takes turns; leave one of the two out"
             )
+    if settings.draft_address is not None and facts.has_draft:
+        _refuse_two_drafters(settings, method)
     if facts.has_pool and (facts.has_draft or settings.draft_address or settings.placement):
         raise SettingsError(
             f"a pool has the drafters: leave {named('draft')}, {named('draft_address')} and {named('placement')} out"
@@ -281,13 +285,24 @@ def _refuse_contradictions(
         raise SettingsError(f"{named('draft_keys')} are for a draft server: give its {named('draft_address')} too")
 
 
+def _refuse_two_drafters(settings: EngineSettings, method: Method) -> None:
+    """Refuse a draft server beside a draft model here unless a policy chooses among them in each round."""
+    is_auto = method.is_tuned and settings.schedule == "auto" and settings.policy == "auto"
+    if not is_auto or {settings.device, settings.draft_device or settings.device} != {"cpu"}:
+        raise SettingsError(
+            f"{named('draft')} and {named('draft_address')} are two drafters: leave one of them out, or let method "
+            f"card choose on a CPU, with {named('schedule')} and {named('policy')} auto"
+        )
+
+
 def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[Schedule, Placement]:
     """Return where the drafter runs under each schedule: as set, else by the method.
 
-    A tuned one on a CPU takes turns with the target. It may run beside it, too, if that does not slow the target.
+    A tuned one on a CPU takes turns with the target. It may run beside it, too, if that does not slow the target, or
+    on a draft server.
     """
     if settings.draft_address is not None or facts.has_pool:
-        return {"beside": "remote"}
+        return {"beside": "remote", "turns": "inline"} if facts.has_draft else {"beside": "remote"}
     if settings.placement is not None or not method.is_tuned:
         stays_here = facts.draft_stays_here and method.placement == "process"
         placement = settings.placement or ("thread" if stays_here else method.placement)

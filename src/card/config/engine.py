@@ -205,13 +205,8 @@ class EngineSettings(Replaceable):
             allowed = f"set only together with {named('draft_address')}"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)
             return
-        for name, why in (
-            ("draft", "whose server has the draft model"),
-            ("draft_vocab", "whose server has the draft model"),
-            ("placement", "which says where the drafter is"),
-        ):
-            value = getattr(self, name)
-            require(value is None, name, f"left out with {named('draft_address')}, {why}", value)
+        allowed = f"left out with {named('draft_address')}, which says where the drafter is"
+        require(self.placement is None, "placement", allowed, self.placement)
 
 
 def parse_size(text: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from card.engine.asked import AskedRounds
 from card.engine.careful import CarefulCalls
 from card.engine.dialogue import Dialogue
 from card.engine.failures import Failures
@@ -58,6 +59,7 @@ class Engine:
         self._policy = policy or Policy(link.own_schedule)
         self._calls = CarefulCalls(self._policy)
         self._phases = Phases()
+        self._asked, self._resting = AskedRounds(), set[int]()  # requests whose local writers rest in this round
         self._totals = EngineStats()
 
     @property
@@ -136,6 +138,7 @@ class Engine:
         totals.prefix_reused_tokens, totals.prefix_read_tokens = pool.reused_tokens, pool.read_tokens
         totals.chains_only = self._worker.runs_chains_only
         totals.schedule, totals.schedule_reason = self._policy.schedule, self._policy.reason
+        totals.asked_rounds = dict(self._asked.counts)
         if not totals.num_running:
             totals.drafter_lead = 0.0
         totals.tree_nodes = sum(one.sequence.num_candidates for one in self._queue.running.values())
@@ -152,12 +155,20 @@ class Engine:
 
     def _round(self, started: float, updates: list[Update]) -> list[Update]:
         failures = Failures()  # of single requests, before the pass and after it
+        self._resting.clear()
         self._drafter.follow(self._policy.schedule, self._calls.beam_width())
         work = self._queue.plan_prefill()
         drafting, decoding = self._in_phases()
         view = self._view(decoding, sum(one.num_prompt_tokens for one in work), failures)
         view = self._after_turn(view, decoding)
         offers = self._offers(view, decoding, failures)
+        self._asked.count(
+            decoding,
+            resting=self._resting,
+            drafter=self._drafter.status.state,
+            schedule=self._policy.schedule,
+            undrafted=self._policy.undrafted,
+        )
         work += [Work(one.sequence, offer=offer) for one, offer in zip(decoding, offers, strict=True)]
         work += [Work(one.sequence, drafts=True) for one in drafting]
         if not work:
@@ -283,6 +294,8 @@ class Engine:
     def _query(self, sequence: Sequence, failures: Failures, *, asks_drafter: bool) -> Nodes:
         with failures.of(sequence.request.request_id):
             writer_budget = self._policy.writer_budget(sequence.request) if self._worker.has_writers else 0
+            if not writer_budget:
+                self._resting.add(sequence.request.request_id)
             if writer_budget or asks_drafter or sequence.offers.is_guided:
                 return self._worker.query(sequence, writer_budget=writer_budget, asks_drafter=asks_drafter)
         return NO_NODES

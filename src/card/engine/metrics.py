@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any
@@ -228,6 +228,7 @@ class EngineStats(DrafterHealth):
     schedule_reason: str = ""
     reading_rates: tuple[int, ...] = (0,) * (len(READING_RATES) + 1)  # passes that read prompts, by `READING_RATES`
     reading_rates_sum: float = 0.0  # of all these passes' rates
+    asked_rounds: Mapping[tuple[str, str, str], int] = field(default_factory=dict)  # as `card.engine.asked` counts
 
     def count_round(self, target_tokens: int, new_tokens: int, seconds: float) -> None:
         """Add one round."""

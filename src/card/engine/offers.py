@@ -64,6 +64,10 @@ class Offers:
         """The bit of the request's grammar in `Nodes.writers`; 0 if it is no writer."""
         return 1 << self.names.index(GRAMMAR) if GRAMMAR in self.names else 0
 
+    def has_failed(self, name: str) -> bool:
+        """Return whether a local writer failed, so that it is not asked again in this request."""
+        return name not in self._heard
+
     def merge(self, drafted: Nodes, budget: int, max_depth: int, *, num_forced: int = 0) -> Nodes:
         """Return the drafter's candidates and those of all writers as one tree: probes first, then by path score.
 

@@ -43,7 +43,7 @@ def require_block(target: str | LoadedModel, *, cache_dir: str | None) -> None:
         raise ModelError(f"{named('draft')} {OWN_BLOCK} is read from the target's files: give the target by name")
     if not has_block(target, cache_dir=cache_dir):
         raise ModelError(
-            f"{target} holds no block that drafts (no tensor mtp.fc.weight or nextn.eh_proj), or none that is read "
+            f"{target} holds no block that drafts (no tensor mtp.fc.weight or eh_proj), or none that is read "
             f"here: {_INSTEAD}"
         )
 

@@ -82,6 +82,7 @@ class LayerShape:
     has_head_norms: bool = True  # where an entry has norms of heads that its models may lack
     has_gates: bool = False  # what each head of attention gives is times the sigmoid of a gate, stored with its query
     delta: DeltaHeads | None = None  # of the mixer delta_rule
+    reads_normed: bool = False  # what attention reads was normed before the layer
 
     def state_size(self, hidden: int) -> int:
         """Return the fewest numbers that a layer without attention keeps of a text, with states of this size."""

@@ -111,23 +111,23 @@ def as_api_error(error: Exception, spelling: Mapping[str, str] = MappingProxyTyp
     Args:
         spelling: the request's fields by the names that errors know them under, where these differ.
     """
+    fields = {"grammar": "response_format", **spelling}
     if isinstance(error, ApiError):
-        error.args = (error.spelled(lambda name: spelling.get(name, name)),)
-        error.param = error.param and spelled(error.param, lambda name: spelling.get(name, name))
+        error.args = (error.spelled(lambda name: fields.get(name, name)),)
+        error.param = error.param and spelled(error.param, lambda name: fields.get(name, name))
         return error
     if isinstance(error, PromptError):
         return as_api_error(bad_request(error.args[0], param=named("prompt")), spelling)
     if isinstance(error, SettingsError):
         words = (*error.settings, *re.findall(r"\w+", str(error)))
         param = next((name for name in words if name in _PARAMS), None)
-        fields = {"grammar": "response_format", **spelling}
-        return as_api_error(bad_request(error.args[0], param=param and named(param)), fields)
+        return as_api_error(bad_request(error.args[0], param=param and named(param)), spelling)
     if isinstance(error, WorkerError):
         return ApiError(503, str(error), code="engine_down", retry_after_s=10)
     if isinstance(error, CapacityError):
         return ApiError(503, str(error), code="no_memory", retry_after_s=5)
     if isinstance(error, GrammarError):
-        return bad_request(str(error), param="response_format", code="grammar_failed")
+        return as_api_error(bad_request(error.args[0], param=named("grammar"), code="grammar_failed"), spelling)
     if isinstance(error, TargetError):
         return ApiError(500, str(error), code="model_failed")
     return ApiError(500, "the server has failed; its log has the details under this request's id", code="internal")

@@ -118,7 +118,7 @@ class StructuredOutputs(Strict):
 
 def _or_none(value: object) -> object:
     """Read an empty grammar, which llama.cpp's clients send, as none."""
-    return value or None
+    return None if value == "" else value
 
 
 class GuidedFields(Strict):

@@ -12,12 +12,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from card.errors import CardError
 from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
 from card.server.chat import start_chat
 from card.server.custom_tools import CustomTool, InputText
-from card.server.errors import as_api_error
+from card.server.errors import ApiError
 from card.server.generation import Generation
 from card.server.response_schemas import FunctionTool, ResponsesRequest
 from card.server.service import Service
@@ -113,10 +112,10 @@ class _Answer:
                     yield b"".join(map(self._event, told))
         yield self._event({"type": f"response.{self._status}", "response": self.body()})
 
-    def failure(self, error: CardError) -> bytes:
+    def failure(self, error: ApiError) -> bytes:
         """Return the event that ends a stream with an error."""
         self._status = "failed"
-        body = self.body(error={"code": "server_error", "message": str(as_api_error(error))})
+        body = self.body(error={"code": "server_error", "message": str(error)})
         return self._event({"type": "response.failed", "response": body})
 
     def _event(self, content: dict[str, Any]) -> bytes:

@@ -122,6 +122,11 @@ class Scrape:
         ):
             yield CounterMetricFamily(f"card_{name}", what, value=value)
         yield _reading_rates(stats)
+        what = "Rounds of requests by writer and requests at once: it was asked, or why not."
+        asked = CounterMetricFamily("card_writer_rounds", what, labels=["writer", "at_once", "result"])
+        for labels, count in stats.asked_rounds.items():
+            asked.add_metric(labels, count)
+        yield asked
 
 
 def _reading_rates(stats: EngineStats) -> Metric:

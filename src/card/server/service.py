@@ -198,6 +198,8 @@ class Service:
         grammars, limit_s = self.llm.host.grammars, self.llm.host.settings.grammar_timeout_s
         arrival: Arrival = request.state.arrival
         work = grammars.begin(grammar, client=arrival.client, limit_s=limit_s)
+        spelling = request.state.spelling
+        request.state.spelling = {**spelling, "grammar": spelling.get(guide, guide)}  # what follows names this field
         request.state.grammars = (*getattr(request.state, "grammars", ()), work)
         try:
             if not work.future.done():
@@ -206,19 +208,18 @@ class Service:
                 work.future.result()
             elif not work.future.running():
                 reason = "other grammars are being compiled; ask again soon"
-                raise ApiError(503, reason, param=named(guide), code="grammar_queue", retry_after_s=5)
+                raise ApiError(503, reason, param=named("grammar"), code="grammar_queue", retry_after_s=5)
             else:
                 raise TooSlowError(
                     f"the grammar was not compiled within the {limit_s:g} s that this server allows; use a simpler one"
                 )
         except NoGrammarsError:  # whose text names folders of this machine
-            reason = f"{guide}: this server lacks the package llguidance, which holds answers to a form; leave it out"
-            raise ApiError(501, reason, param=guide, code="no_grammars") from None
+            lack = "this server lacks the package llguidance, which holds answers to a form; leave it out"
+            raise ApiError(501, f"{named('grammar')}: {lack}", param=named("grammar"), code="no_grammars") from None
         except SettingsError as error:
             code = "grammar_timeout" if isinstance(error, TooSlowError) else None
             hint = _STRICT_HINT if code is None and guide in ("response_format", "tools") else ""
-            told = error.spelled(lambda name: named(guide if name == "grammar" else name))
-            raise bad_request(f"{told}{hint}", named(guide), code) from None
+            raise bad_request(f"{error.args[0]}{hint}", named("grammar"), code) from None
         finally:
             grammars.leave(work)
 

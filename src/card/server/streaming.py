@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from card.errors import CardError
 from card.server.answers import error_content, event
-from card.server.errors import as_api_error
+from card.server.errors import ApiError, as_api_error
 from card.server.generation import Generation
 from card.server.http import PROBE
 
@@ -21,9 +21,9 @@ _PROGRESS_S = 1.0  # between two events of it
 _COMMENT = b":\n\n"  # a comment in a stream of events, which readers ignore
 
 
-def failure(error: CardError) -> bytes:
+def failure(error: ApiError) -> bytes:
     """Return the event for an error."""
-    return event(error_content(as_api_error(error)))
+    return event(error_content(error))
 
 
 async def with_pings(
@@ -55,7 +55,7 @@ class EventStream(StreamingResponse):
         generation: Generation,
         events: AsyncGenerator[bytes, None],
         *,
-        tell: Callable[[CardError], bytes] = failure,
+        tell: Callable[[ApiError], bytes] = failure,
         end: bytes = DONE,
         comment: bytes = _COMMENT,
         head: dict[str, Any] | None = None,
@@ -75,10 +75,12 @@ class EventStream(StreamingResponse):
         super().__init__(events, media_type=media_type, headers=no_buffering)
         self._generation, self._events = generation, events
         self._tell, self._end, self._comment, self._head = tell, end, comment, head
+        self._spelling: Mapping[str, str] = {}  # known once the request is
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the answer. A client may have gone before it begins."""
         scope["state"][PROBE] = self._comment
+        self._spelling = scope["state"].get("spelling", {})
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -92,8 +94,9 @@ class EventStream(StreamingResponse):
                 async for piece in with_pings(self._events, self._interval_s(), self._break_silence):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except CardError as error:
+            told = as_api_error(error, self._spelling)
             await self._generation.close()  # first, so that a client that does not read holds no place
-            await send({"type": "http.response.body", "body": self._tell(error), "more_body": True})
+            await send({"type": "http.response.body", "body": self._tell(told), "more_body": True})
         await self._generation.close()
         await send({"type": "http.response.body", "body": self._end, "more_body": False})
 

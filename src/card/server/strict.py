@@ -17,6 +17,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Ignored:
@@ -89,14 +90,20 @@ def takes(words: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
+_WRONG_TYPE = PydanticCustomError("type", "must be function or custom")
+
+
 def by_type(usual: type[Strict], custom: type[Strict]) -> WrapValidator:
     """Read an object as what its type says, so that errors are those of that body alone."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
         if isinstance(value, Strict):
             return handler(value)
-        is_custom = isinstance(value, dict) and value.get("type") == "custom"
-        return (custom if is_custom else usual).model_validate(value, context=info.context)
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind is not None and kind not in ("function", "custom"):
+            fault = InitErrorDetails(type=_WRONG_TYPE, loc=("type",), input=kind)
+            raise ValidationError.from_exception_data("type", [fault])
+        return (custom if kind == "custom" else usual).model_validate(value, context=info.context)
 
     return WrapValidator(validate)
 

@@ -146,10 +146,10 @@ def test_what_one_writer_is_sure_of_leaves_little_to_what_another_says_instead()
 
 def test_agreement_is_the_share_of_compared_candidates_that_the_target_took() -> None:
     acceptance = Acceptance()
-    assert acceptance.agreement == FIRST_AGREEMENT
+    assert acceptance.pair.value == FIRST_AGREEMENT
     for _ in range(200):
         acceptance.observe([verified(NO_NODES, agreed=2, claims=(0.4,) * 5)])
-    assert acceptance.agreement == pytest.approx(0.4, abs=0.02)
+    assert acceptance.pair.value == pytest.approx(0.4, abs=0.02)
 
 
 def test_rounds_that_compare_nothing_bring_back_what_the_draft_model_was_all_along() -> None:
@@ -158,10 +158,10 @@ def test_rounds_that_compare_nothing_bring_back_what_the_draft_model_was_all_alo
         acceptance = Acceptance()
         for _ in range(num_seen):
             acceptance.observe([verified(NO_NODES, claims=(0.4,))])
-        fallen.append(acceptance.agreement)
+        fallen.append(acceptance.pair.value)
         for _ in range(2000):
             acceptance.observe([verified(NO_NODES)])
-        lasting.append(acceptance.agreement)
+        lasting.append(acceptance.pair.value)
     assert all(now > then for now, then in zip(lasting, fallen, strict=True))
     assert FIRST_AGREEMENT - 0.15 < lasting[0] < FIRST_AGREEMENT, "a few wrong places are bad luck"
     assert lasting[0] > 2 * lasting[1] > 4 * lasting[2], "many are no luck"
@@ -175,9 +175,9 @@ def test_a_new_text_lets_what_was_seen_of_old_ones_count_for_less_the_more_of_th
         for _ in range(30):
             acceptance.observe([verified(NO_NODES, claims=(0.4,))])
         assert acceptance.begin(texts) == 1.0, "they are those of the last round"
-        before = acceptance.agreement
+        before = acceptance.pair.value
         assert TEXT_KEPT <= acceptance.begin([*texts[1:], 99]) < 1.0
-        return acceptance.agreement - before
+        return acceptance.pair.value - before
 
     assert after(1) > after(4) > 0
 
@@ -204,7 +204,7 @@ def see_all(share: Callable[[float], float], num_rounds: int = 600) -> Acceptanc
 
 def chance(acceptance: Acceptance, *claims: float) -> float:
     """Return the chance of a path whose candidates the draft model says to be so likely."""
-    return acceptance.calibration.chance(len(claims), math.log(math.prod(claims)))
+    return acceptance.pair.calibration.chance(len(claims), math.log(math.prod(claims)))
 
 
 @given(share=st.floats(0.1, 1.0), seed=st.integers(0, 99))
@@ -235,12 +235,12 @@ def test_claims_that_say_nothing_count_for_nothing_and_the_share_holds_at_each_d
 
 def test_claims_that_are_the_wrong_way_round_count_for_nothing_at_most() -> None:
     acceptance = see_all(lambda claim: 1.0 - claim)
-    assert acceptance.calibration.slope == 0.0
+    assert acceptance.pair.calibration.slope == 0.0
     assert chance(acceptance, 0.1) == chance(acceptance, 0.9) == pytest.approx(0.5, abs=0.1)
 
 
 def test_before_anything_was_seen_claims_are_believed() -> None:
-    calibration = Acceptance().calibration
+    calibration = Acceptance().pair.calibration
     assert (calibration.level, calibration.slope) == pytest.approx((1.0, 1.0))
     assert calibration.chance(3, math.log(0.3)) == pytest.approx(0.3)
 
@@ -260,7 +260,7 @@ def test_claims_are_believed_again_when_they_become_true_and_when_nothing_more_i
 def test_a_draft_model_that_is_never_right_leaves_no_chance_and_no_division_by_nothing() -> None:
     acceptance = see(Acceptance(lasts=True), 0.0, 0.9, 5000)
     assert 0.0 < chance(acceptance, 0.9) < 0.1
-    calibration = see(Acceptance(), 0.0, 0.0, 5000).calibration
+    calibration = see(Acceptance(), 0.0, 0.0, 5000).pair.calibration
     assert math.isfinite(calibration.level)
     assert 0.0 <= calibration.chance(1, -math.inf) <= 0.1
 
@@ -268,11 +268,11 @@ def test_a_draft_model_that_is_never_right_leaves_no_chance_and_no_division_by_n
 def test_paths_of_the_draft_model_are_as_likely_as_its_claims_are_worth_for_each_layer() -> None:
     acceptance = see(Acceptance(), 0.4, 0.8)
     offer = tree((-1, 0.9), (0, 0.8), (1, 0.7))
-    level, slope = acceptance.calibration.level, acceptance.calibration.slope
+    level, slope = acceptance.pair.calibration.level, acceptance.pair.calibration.slope
     probs = acceptance.probabilities(offer, is_greedy=True)
     assert probs == pytest.approx([0.9**slope * level, 0.8**slope * level**2, 0.7**slope * level**3])
     modest = see(Acceptance(), 0.9, 0.5)
-    assert modest.calibration.chance(2, math.log(0.9)) == 1.0, "a chance, however much better it is than it says"
+    assert modest.pair.calibration.chance(2, math.log(0.9)) == 1.0, "a chance, however much better it is than it says"
 
 
 def test_what_the_draft_model_claims_says_nothing_of_candidates_that_others_propose() -> None:

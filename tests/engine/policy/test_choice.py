@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-import random
 from collections.abc import Callable
 
 import pytest
@@ -13,13 +11,12 @@ from hypothesis import strategies as st
 
 from card.engine.policy.choice import (
     best_by_depth,
-    best_chain,
     choose,
     further_gains,
     is_worth_drafting,
 )
 from card.machine.pass_cost import PassCost
-from card.tree.nodes import NO_NODES, ROOT, Nodes
+from card.tree.nodes import NO_NODES, Nodes
 from tests.examples import settings
 
 Offers = list[list[float]]
@@ -101,39 +98,6 @@ def test_prefill_tokens_can_make_candidates_too_dear() -> None:
     cost = PassCost(((1, 1.0), (16, 1.0), (64, 49.0)))
     assert choose([[0.9]], seconds=cost.seconds, rate=1.0) == [1]
     assert choose([[0.9]], seconds=cost.seconds, rate=1.0, num_prefill_tokens=30) == [0]
-
-
-def random_tree(seed: int) -> tuple[Nodes, list[float]]:
-    """Return a tree and chances that no child has above its parent's."""
-    rng = random.Random(seed)
-    parents: list[int] = []
-    depths: list[int] = []
-    chances: list[float] = []
-    for idx in range(rng.randint(0, 9)):
-        parent = rng.randint(ROOT, idx - 1)
-        parents.append(parent)
-        depths.append(1 if parent == ROOT else depths[parent] + 1)
-        chances.append(rng.random() * (1.0 if parent == ROOT else chances[parent]))
-    count = len(parents)
-    tree = Nodes(tuple(range(count)), tuple(parents), tuple(map(math.log, chances)), tuple(depths))
-    return tree, chances
-
-
-def path_to(tree: Nodes, idx: int) -> list[int]:
-    return [] if idx == ROOT else [*path_to(tree, tree.parents[idx]), idx]
-
-
-@given(seed=st.integers(0, 2**31), cost=st.floats(0.0, 1.0), most=st.integers(0, 5))
-def test_no_other_chain_is_worth_more(seed: int, cost: float, most: int) -> None:
-    tree, chances = random_tree(seed)
-    worth = {
-        idx: sum(chances[node] - cost for node in path_to(tree, idx))
-        for idx in range(ROOT, len(tree))
-        if idx == ROOT or tree.depths[idx] <= most
-    }
-    chain = best_chain(tree, chances, cost, most)
-    assert chain == path_to(tree, chain[-1] if chain else ROOT)
-    assert sum(chances[node] - cost for node in chain) == pytest.approx(max(worth.values()))
 
 
 def test_another_draft_pass_is_made_only_if_it_brings_more_than_its_seconds_are_worth() -> None:

@@ -213,6 +213,20 @@ def test_a_long_text_is_read_in_pieces_that_take_two_plain_rounds_and_then_draft
     assert orders[len(pieces)] is not None and orders[len(pieces)].end.max_tokens is None, "it drafts as soon as it can"
 
 
+def test_it_says_why_a_request_gets_no_drafts():
+    policy = TunedPolicy(in_turns(), DraftSettings())
+    policy.begin(2, ALL)
+    long, short = long_view(5_000).requests[0], make_request(1)
+    (order,) = orders_for(policy, replace(long_view(5_000, 2), requests=[long, short]), 1)
+    assert order is not None and policy.undrafted == {0: "reads"}
+    two = long_view(5_000, 2)
+    orders_for(policy, two, 1)
+    assert policy.undrafted == {0: "reads", 1: "waits"}
+    ending = [replace(one, params=one.params.replace(max_tokens=2)) for one in two.requests]
+    orders_for(policy, replace(two, requests=ending), 1)
+    assert policy.undrafted == {0: "costly", 1: "costly"}
+
+
 def test_a_text_is_not_read_for_an_answer_that_is_about_to_end():
     policy = TunedPolicy(in_turns(drafter=cost(1e-3, 1e-3)), DraftSettings())
     now = long_view(900)
@@ -480,6 +494,7 @@ def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():
     assert order_of(policy, view(takes_turns=True, undrafted=[NO_NODES])).end.resting == frozenset()
     both = view(2, takes_turns=True, undrafted=[sure, NO_NODES])
     assert order_of(policy, both).end.resting == {0}, "the other one is drafted for"
+    assert policy.undrafted == {0: "copied"}
     unsure = msgspec.structs.replace(sure, path_logprobs=tuple(-2.0 * i for i in range(1, 13)))
     assert order_of(policy, view(takes_turns=True, undrafted=[unsure])).end.resting == frozenset()
 

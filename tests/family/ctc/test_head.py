@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from card import LLM, RequestOutput, SamplingParams
 from card.cli.parts.stats_line import accepted_in_words
@@ -19,12 +19,12 @@ from card.engine.metrics import RequestStats
 from card.errors import ModelError, PromptError, SettingsError
 from card.family.ctc.head import SlotHead
 from card.family.ctc.losses import LOSSES
+from card.family.ctc.slots import Slots, inputs_of
 from card.family.ctc.train_ctc import CtcTrainSettings, SlotExamples, accepted_by_depth, train_head
 from card.family.ctc.writer import CtcSequence
-from card.family.learning.bound_module import inputs_of
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import TrainedHead
-from card.family.learning.target_texts import TargetTexts, write_texts
+from card.family.learning.target_texts import KeptTexts, TargetTexts, write_texts
 from card.models.loading import load_decoder
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
@@ -108,14 +108,14 @@ def test_sampled_texts_follow_from_the_seed_alone(target: RowRunner) -> None:
 
 
 def test_kept_texts_are_read_back_unless_they_came_to_be_otherwise(texts: TargetTexts, tmp_path: Path) -> None:
-    path = tmp_path / "texts.safetensors"
-    texts.save(path, "greedy")
-    found = TargetTexts.load(path, "greedy")
-    assert found is not None and found.digest == texts.digest
-    assert TargetTexts.load(path, "sampled") is None
-    path.write_bytes(path.read_bytes()[:-40])
+    kept = KeptTexts(tmp_path / "texts", "greedy")
+    kept.add(texts)
+    (found,) = kept.load()
+    assert found.digest == texts.digest
+    (file,) = (tmp_path / "texts").iterdir()
+    file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(ModelError, match="cut off or damaged; delete it"):
-        TargetTexts.load(path, "greedy")
+        kept.load()
 
 
 def test_a_head_reads_the_rows_up_to_its_own_and_learns_what_follows(texts: TargetTexts) -> None:
@@ -211,17 +211,17 @@ def test_a_saved_head_is_the_same_one(target: RowRunner, head_file: Path) -> Non
 
 def test_a_file_that_is_missing_cut_off_or_no_head_is_refused_in_one_line(head_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"there is no file .*none; train a head with card train ctc"):
-        SlotHead.load(tmp_path / "none")
+        Slots.load(tmp_path / "none")
     cut = tmp_path / "cut"
     for size in (10, 1000, head_file.stat().st_size - 8):
         cut.write_bytes(head_file.read_bytes()[:size])
         with pytest.raises(ModelError, match="cut is cut off or damaged") as caught:
-            SlotHead.load(cut)
+            Slots.load(cut)
         assert "\n" not in str(caught.value)
 
 
 def test_a_head_of_another_target_is_refused_by_name(head_file: Path, pair: Pair, other_target: str) -> None:
-    head = SlotHead.load(head_file)
+    head = Slots.load(head_file)
     for folder, said in (
         (pair.foreign_draft, "its vocabulary has 299 tokens, this one 270"),
         (other_target, "the embeddings of its target are others"),
@@ -232,6 +232,25 @@ def test_a_head_of_another_target_is_refused_by_name(head_file: Path, pair: Pair
 
 
 # ---- the method -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_drafts_computes_what_was_trained(
+    target: RowRunner, texts: TargetTexts, tmp_path: Path, loss: Any
+) -> None:
+    head = trained(target, texts, tmp_path, loss=loss, epochs=1, width=128).head
+    head.save(tmp_path / "head.safetensors")
+    slots = Slots.load(tmp_path / "head.safetensors")
+    slots.attach(target, "the head")
+    inputs = torch.randn(3, 3, 64, generator=torch.Generator().manual_seed(0))
+    is_there = torch.tensor([[False, False, True], [False, True, True], [True, True, True]])
+    with torch.no_grad():
+        logits = head(inputs, is_there)
+    expected = logits.log_softmax(-1)
+    if loss != "ctc":
+        expected = torch.nn.functional.pad(logits[..., :-1].log_softmax(-1), (0, 1), value=-torch.inf)
+    for one in (slots, head.running()):
+        np.testing.assert_allclose(one.logprobs(inputs.numpy(), is_there.numpy()), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -254,12 +273,12 @@ def test_method_ctc_writes_the_text_of_plain_decoding(
 def test_the_head_reads_in_the_engine_what_it_reads_in_training(
     pair: Pair, target: RowRunner, head_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[int, Tensor]] = []  # after each pass: new tokens, and the window
+    seen: list[tuple[int, Any]] = []  # after each pass: new tokens, and the window
     full = CtcSequence.observe
 
     def observe(self: CtcSequence, found: Observation) -> None:
         full(self, found)
-        seen.append((len(found.new_ids), self.window.clone()))
+        seen.append((len(found.new_ids), self.window.copy()))
 
     monkeypatch.setattr(CtcSequence, "observe", observe)
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -272,8 +291,8 @@ def test_the_head_reads_in_the_engine_what_it_reads_in_training(
     for count, window in seen[:-1]:  # the last pass may have been cut
         end += count
         first = max(len(PROMPTS[0]), end - 3)
-        expected = inputs_of(hidden[first - 1 : end - 1], as_tensor(target.embeddings(text[first:end])))
-        torch.testing.assert_close(window, expected, atol=1e-3, rtol=1e-3)
+        expected = inputs_of(hidden[first - 1 : end - 1].numpy(), target.embeddings(text[first:end]))
+        np.testing.assert_allclose(window, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_the_head_writes_beside_a_draft_model(pair: Pair, head_file: Path) -> None:

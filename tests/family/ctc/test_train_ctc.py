@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from card.family.ctc import command as train_ctc
-from card.family.ctc.head import SlotHead
+from card.family.ctc.slots import Slots
 from tests.commands import Ran, run_command
 from tests.trainings import check_a_command_goes_on, write_lines
 
@@ -36,7 +36,7 @@ def test_a_head_is_written_that_drafts_and_a_cut_off_training_ends_alike(run, pa
     ran = run(*args, str(out))
     assert (ran.status, ran.err) == (0, "")
     assert re.search(r"[\d.]+ tokens a target pass with 16 candidates, on texts that it did not learn from", ran.out)
-    assert SlotHead.load(out).facts.loss == "ctc"
+    assert Slots.load(out).facts.loss == "ctc"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.jsonl", "whole.safetensors"], "no traces"
     drafted = run_command(
         capfd, "generate", "how many", "--target", pair.target, "--method", "ctc", "--ctc", str(out), "--json"

@@ -148,6 +148,26 @@ def test_what_weighs_nothing_leaves_the_drafters_confidence_alone() -> None:
     assert hrad.branch_below(as_array(own_features(CHAIN, NUM_LAYERS)[3]), 5) == pytest.approx(0.625)
 
 
+def test_a_predictor_that_is_obeyed_branches_at_once_as_usual_or_nowhere_by_the_likeliest_outcome(
+    tmp_path: Path,
+) -> None:
+    runner = make_runner("own pass")
+    path = tmp_path / "hrad.safetensors"
+    random_hrad(facts_of(runner), seed=2, evidence=Evidence()).save(path)
+    usual = DraftSettings(branch_below=0.625)
+    (obeyed,) = hrad_consumers(EngineSettings(own={"hrad": f"obey:{path}"}), runner, usual)
+    wanted, told = [], []
+    for idx, features in enumerate(own_features(CHAIN, NUM_LAYERS)):
+        for token_id in range(20):
+            embedding = as_tensor(runner.embeddings([token_id])[0])
+            outcome = int(chances_of(HRad.load(path), torch.cat((features, embedding))).argmax())
+            wanted.append({ALL_REJECTED: 1.0, UNDECIDED: 0.625, ALL_ACCEPTED: 0.0}[outcome])
+            row = as_array(features[None])
+            told.append(obeyed.observe(SeenRows(0, (*CHAIN[:idx], token_id), idx, row, has_drafter=True)))
+    assert told == wanted and set(told) == {0.0, 0.625, 1.0}
+    assert hrad_consumers(EngineSettings(own={"hrad": str(path)}), runner, usual) == [], "as evidence it weighs nothing"
+
+
 def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
     hrad = random_hrad(facts_of(make_runner("own pass")))
     hrad.save(tmp_path / "one.safetensors", {"test_accuracy": "0.5"})

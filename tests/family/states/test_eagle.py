@@ -283,14 +283,23 @@ FAULTS: dict[str, dict[str, Any]] = {
     "its tensor norm.weight is missing": {"without": ["norm.weight"]},
     "its tensor lm_head.weight is missing": {"without": ["lm_head.weight"]},
     r"k_proj.weight has shape \[64, 64\]": {"changes": {MISSING: torch.zeros(WIDTH, WIDTH)}},
-    "it has several layers": {"changes": {"layers.1.input_layernorm.weight": torch.zeros(WIDTH)}},
+    "its tensor layers.1.self_attn.q_proj.weight is missing": {
+        "changes": {"layers.1.input_layernorm.weight": torch.zeros(WIDTH)}
+    },
     "the config asks for no other.weight": {"changes": {"other.weight": torch.zeros(WIDTH)}},
     "its weight fc.weight holds NaN": {"changes": {"fc.weight": torch.full((WIDTH, 3 * WIDTH), float("nan"))}},
     "its norm_before_embedding is True": {"stated": {"norm_before_embedding": True}},
     "its other_way is True": {"stated": {"eagle_config": {"other_way": True}}},
     "its norm_output is 7, it must be true or false": {"stated": {"norm_output": 7}},
     "its tensor input_norm.weight is missing": {"stated": {"norm_before_fc": True}},
-    "several tokens a pass": {"stated": {"parallel_drafting": True}},
+    "several tokens a pass, and its mask_token_id is None": {"stated": {"parallel_drafting": True}},
+    "its tensor mask_hidden is missing": {"stated": {"ptd_token_id": 3}},
+    "its masks are token 299, and there are 0 to 298": {"stated": {"ptd_token_id": 299}},
+    "it drafts 99 tokens a pass, it must be 1 to 64": {"stated": {"ptd_token_id": 3, "para_depths": 99}},
+    r"mask_hidden has shape \[9\], and 192 numbers": {
+        "stated": {"ptd_token_id": 3},
+        "changes": {"mask_hidden": torch.zeros(9)},
+    },
     "lacks sizes of a Llama layer": {"stated": {"intermediate_size": None}},
 }
 

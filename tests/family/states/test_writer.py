@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from transformers.modeling_layers import MtpModel
 
 from card import LLM, SamplingParams
 from card.errors import ModelError, SettingsError
@@ -57,6 +58,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("num_accepted", [0, 1, 2, 3])
 def test_logits_and_states_are_those_of_transformers_modules(folder: Any, kind: str, num_accepted: int) -> None:
     assert_rounds_are_right(drafting_of(folder(kind), random_of(kind)), num_accepted)
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "glm4_moe, norms of heads"])
+def test_numbers_are_those_of_transformers_own_block(kind: str) -> None:
+    checkpoint, text = random_of(kind), [*TEXT, 7]
+    target = checkpoint.target
+    block = MtpModel(target, 1).train(False)
+    parts = {name: weight for name, weight in checkpoint.parts.items() if name.startswith("layers.0.")}
+    weights = {f"layers.0.mtp_block.{name.removeprefix('layers.0.')}": weight for name, weight in parts.items()}
+    names = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "post_norm"}
+    weights |= {f"layers.0.{own}.weight": checkpoint.parts[f"{name}.weight"] for name, own in names.items()}
+    missing, unknown = block.load_state_dict(weights, strict=False)
+    assert not unknown and not [name for name in missing if name.startswith("layers.")]
+    places = torch.arange(1, len(text))[None]
+    with torch.no_grad():
+        state = block.forward_layer(
+            0, checkpoint.states(text[:-1])[None], places, None, input_ids=torch.tensor([text[1:]])
+        )[0, -1]
+        logits = target.lm_head(state)
+    for one, other in zip(checkpoint.draft(text, [], first=1)[-1], (logits, state), strict=True):
+        assert_close(one.numpy(), other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +175,7 @@ def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: 
 
 @pytest.mark.parametrize(
     ("kind", "placement", "method", "temperature"),
-    crossed(["qwen3_5", "qwen3_5_moe"], ["inline", "thread"], ["sps", "card"], [0.0, 1.0]),
+    crossed(["qwen3_5", "qwen3_5_moe", "glm4_moe"], ["inline", "thread"], ["sps", "card"], [0.0, 1.0]),
 )
 def test_texts_are_those_of_plain_decoding(
     folder: Any, kind: str, method: str, placement: str, temperature: float
@@ -193,7 +215,7 @@ def test_texts_are_the_same_in_integers_with_a_small_head_and_by_a_tuned_policy(
         assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe, norms of heads"])
 @pytest.mark.parametrize("in_own_file", [False, True])
 def test_a_block_of_a_quantised_file_runs_in_its_own_blocks_and_gives_nearly_the_same_numbers(
     folder: Any, tmp_path: Path, kind: str, in_own_file: bool
@@ -300,7 +322,8 @@ def test_head_and_embeddings_are_in_memory_once(folder: Any) -> None:
 # ---- what cannot be used --------------------------------------------------------------------------------------------
 
 MISSING = "mtp.layers.0.self_attn.k_proj.weight"
-FAULTS = {
+BEHIND = "model.layers.3."  # of GLM's three layers
+FAULTS: dict[str, dict[str, Any]] = {
     "holds no block that drafts": {"without": ["mtp.fc.weight"]},
     f"its tensor {MISSING} is missing": {"without": [MISSING]},
     "its tensor mtp.pre_fc_norm_hidden.weight is missing": {"without": ["mtp.pre_fc_norm_hidden.weight"]},
@@ -309,12 +332,31 @@ FAULTS = {
     "it has several blocks": {"changes": {"mtp.layers.1.input_layernorm.weight": torch.zeros(64)}},
     "the config asks for no model.other": {"changes": {"mtp.other.weight": torch.zeros(64)}},
     "its weight mtp.fc.weight holds NaN": {"changes": {"mtp.fc.weight": torch.full((64, 128), float("nan"))}},
+    "holds no block that drafts ": {"kind": "glm4_moe", "without": [f"{BEHIND}eh_proj.weight"]},
+    f"its tensor {BEHIND}hnorm.weight is missing": {"kind": "glm4_moe", "without": [f"{BEHIND}hnorm.weight"]},
+    f"its tensor {BEHIND}self_attn.k_proj.weight is missing": {
+        "kind": "glm4_moe",
+        "without": [f"{BEHIND}self_attn.k_proj.weight"],
+    },
+    rf"{BEHIND}eh_proj.weight has shape \[64, 96\], th": {
+        "kind": "glm4_moe",
+        "changes": {f"{BEHIND}eh_proj.weight": torch.zeros(64, 96)},
+    },
+    rf"{BEHIND}shared_head.norm.weight has shape \[32\]": {
+        "kind": "glm4_moe",
+        "changes": {f"{BEHIND}shared_head.norm.weight": torch.zeros(32)},
+    },
+    r"it has several blocks \(model.layers.4.input_layernorm.weight\), and one": {
+        "kind": "glm4_moe",
+        "changes": {"model.layers.4.input_layernorm.weight": torch.zeros(64)},
+    },
 }
 
 
 @pytest.mark.parametrize("words", FAULTS)
 def test_a_checkpoint_without_a_block_that_can_draft_is_refused_in_a_line(tmp_path: Path, words: str) -> None:
-    target = random_of("qwen3_5").save(tmp_path / "target", **FAULTS[words])
+    changes = dict(FAULTS[words])
+    target = random_of(changes.pop("kind", "qwen3_5")).save(tmp_path / "target", **changes)
     with pytest.raises(ModelError, match=words) as caught:
         LLM(target, "mtp", dtype="float32", max_model_len=64)
     assert "\n" not in str(caught.value)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from card.engine.request import Verified
-from card.inside.adapters.chains import ROW_SHARE, ChainPolicy, next_budget
-from card.tree.nodes import NO_NODES, Nodes
+from card.inside.adapters.chains import ROW_SHARE, ChainPolicy, best_chain, next_budget
+from card.tree.nodes import NO_NODES, ROOT, Nodes
 
 
 def steps(policy: ChainPolicy, num_requests: int, num_rows: Sequence[int], first_s: float, row_s: float) -> None:
@@ -115,3 +118,36 @@ def test_a_local_writer_is_asked_for_twice_what_was_verified_and_falls_slowly_to
     assert next_budget(8, 10) == 16
     assert next_budget(0, 10) == 9
     assert next_budget(0, 1) == 1
+
+
+def random_tree(seed: int) -> tuple[Nodes, list[float]]:
+    """Return a tree and chances that no child has above its parent's."""
+    rng = random.Random(seed)
+    parents: list[int] = []
+    depths: list[int] = []
+    chances: list[float] = []
+    for idx in range(rng.randint(0, 9)):
+        parent = rng.randint(ROOT, idx - 1)
+        parents.append(parent)
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+        chances.append(rng.random() * (1.0 if parent == ROOT else chances[parent]))
+    count = len(parents)
+    tree = Nodes(tuple(range(count)), tuple(parents), tuple(map(math.log, chances)), tuple(depths))
+    return tree, chances
+
+
+def path_to(tree: Nodes, idx: int) -> list[int]:
+    return [] if idx == ROOT else [*path_to(tree, tree.parents[idx]), idx]
+
+
+@given(seed=st.integers(0, 2**31), cost=st.floats(0.0, 1.0), most=st.integers(0, 5))
+def test_no_other_chain_is_worth_more(seed: int, cost: float, most: int) -> None:
+    tree, chances = random_tree(seed)
+    worth = {
+        idx: sum(chances[node] - cost for node in path_to(tree, idx))
+        for idx in range(ROOT, len(tree))
+        if idx == ROOT or tree.depths[idx] <= most
+    }
+    chain = best_chain(tree, chances, cost, most)
+    assert chain == path_to(tree, chain[-1] if chain else ROOT)
+    assert sum(chances[node] - cost for node in chain) == pytest.approx(max(worth.values()))

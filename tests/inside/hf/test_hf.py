@@ -35,7 +35,8 @@ from transformers.generation.streamers import BaseStreamer
 import card.hf
 import card.inside.hf.session
 from card.config import DraftSettings
-from card.errors import ModelError, PromptError, SettingsError, VocabularyError
+from card.errors import ModelError, PromptError, SettingsError, VocabularyError, WorkerError
+from card.machine.home import Home
 from card.models.demo import DEMO_PROBLEMS, demo_folder
 from card.theirs.transformers.loading import load_model
 from tests.pair import MAX_POSITIONS, make_model, make_tokenizer
@@ -551,3 +552,16 @@ def test_a_model_without_room_for_a_packed_copy_runs_through_its_modules_and_wri
     monkeypatch.setattr(card.inside.hf.session, "_MOST_PACKED", 0)
     assert torch.equal(ours(model, batch, assistant_model=draft), theirs(model, batch))
     assert model not in sessions_of(card.inside.hf.session), "modules hold the model's attention: it is given back"
+
+
+def test_a_forked_child_is_told_where_to_load_its_models(
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch(ONE)
+    wanted = ours(target, batch, assistant_model=draft)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Home, "is_here", False)
+        for one in (target, make_model(VOCAB_SIZE)):
+            with pytest.raises(WorkerError, match=r"a fork copies none of the threads .* multiprocessing's spawn"):
+                ours(one, batch)
+    assert torch.equal(ours(target, batch, assistant_model=draft), wanted)

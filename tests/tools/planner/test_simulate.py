@@ -67,17 +67,19 @@ def test_every_method_writes_the_recorded_texts(method, kind):
     target_s=st.floats(1e-4, 0.1),
     draft_s=st.floats(0, 0.1),
     network_s=st.none() | st.floats(0, 0.1),
+    has_draft_here=st.booleans(),
     concurrency=st.integers(1, 3),
     width=st.integers(1, 6),
 )
 @settings(max_examples=12, deadline=None)
-def test_the_text_does_not_depend_on_any_latency(target_s, draft_s, network_s, concurrency, width):
+def test_the_text_does_not_depend_on_any_latency(target_s, draft_s, network_s, has_draft_here, concurrency, width):
     recording = RECORDINGS["greedy"]
     scene = toy_scene(
         recording=recording,
         target=flat(target_s, threads=(1, 2)),
         draft=flat(draft_s, threads=(1, 2)),
         network_s=network_s,
+        has_draft_here=has_draft_here,
         concurrency=concurrency,
     )
     assert decoded(scene, "card", {"beam_width": width}) == recorded(recording)

@@ -187,16 +187,6 @@ class Acceptance:
         self.pair = Agreement(lasts=lasts)
         self._texts: frozenset[int] = frozenset()
 
-    @property
-    def agreement(self) -> float:
-        """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
-        return self.pair.value
-
-    @property
-    def calibration(self) -> Calibration:
-        """Calibration of the draft model's probabilities; see `Agreement.calibration`."""
-        return self.pair.calibration
-
     def probabilities(self, offer: Nodes, *, is_greedy: bool) -> list[float]:
         """Return the chance of each candidate to be accepted, in [0, 1].
 
@@ -204,7 +194,7 @@ class Acceptance:
         separately, so sums can exceed that. The likeliest sibling keeps its chance; each other one gets at most what
         the likelier ones leave.
         """
-        calibration = self.calibration
+        calibration = self.pair.calibration
         all_writers = offer.writers or (DRAFTER_BIT,) * len(offer)
         probs = [
             calibration.chance(depth, logprob)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 
-from card.tree.nodes import ROOT, Nodes
+from card.tree.nodes import Nodes
 
 
 def choose(
@@ -52,28 +52,6 @@ def choose(
     for _, _, request_idx in merged[:num_best]:
         counts[request_idx] += 1
     return counts
-
-
-def best_chain(offer: Nodes, probs: Sequence[float], price: float, most: int) -> list[int]:
-    """Return the indices of the most valuable chain, from the root down; empty if none is worth its price.
-
-    Args:
-        offer: a tree, parents before children.
-        probs: of each candidate to be accepted.
-        price: tokens that a candidate must bring.
-        most: most candidates.
-    """
-    best_below = [(0.0, ROOT)] * (len(offer) + 1)  # value of the best chain below, its first node; the root's is last
-    for idx in range(len(offer) - 1, -1, -1):
-        parent, value = offer.parents[idx], probs[idx] - price + best_below[idx][0]
-        if offer.depths[idx] <= most and value > best_below[parent][0]:
-            best_below[parent] = value, idx
-    chain = []
-    node = best_below[ROOT][1]
-    while node != ROOT:
-        chain.append(node)
-        node = best_below[node][1]
-    return chain
 
 
 def best_by_depth(offer: Nodes, probs: Sequence[float]) -> list[float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from card.config import DraftSettings, Schedule
 from card.drafting.drafter_pass import NO_END, TurnEnd
@@ -85,6 +86,8 @@ class Policy:
     """Cores where the target computes in a round that only reads a long prompt."""
     reason: str
     """Reason for this schedule, in a few words for the statistics."""
+    undrafted: Mapping[int, str] = MappingProxyType({})
+    """Reasons not to ask the drafter in this round, by number of the request, in the words of `card.engine.asked`."""
 
     def __init__(self, schedule: Schedule, cores: CoreSet = CoreSet()) -> None:  # noqa: B008
         """Make a policy that keeps one schedule on the same cores."""

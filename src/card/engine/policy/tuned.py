@@ -92,7 +92,7 @@ class TunedPolicy(Policy):
         """
         costs, copied = self._costs, self._copied.mean
         num_drafted = num_requests if num_drafted is None else num_drafted
-        agreement = self._acceptance.agreement if agreement is None else agreement
+        agreement = self._acceptance.pair.value if agreement is None else agreement
         around_s, share = costs.around_s(schedule, num_requests), copied.missed * num_drafted / num_requests
         num_rows = num_requests * (1 + copied.num_verified)
         plain_s = around_s + costs.pass_s(schedule, num_rows, num_requests)
@@ -136,6 +136,7 @@ class TunedPolicy(Policy):
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft as far as paths are likely enough; wait only if the settings say so."""
+        self.undrafted = {}
         if not view.takes_turns:
             return super().prepare(view) if "max_wait_s" in self._pinned else None
         if not view.requests:
@@ -144,6 +145,7 @@ class TunedPolicy(Policy):
         self._num_served, self._is_reading = len(resting), False
         wanted = [one for one in view.requests if one.uses_drafter and one.request_id not in resting]
         reading = self._joined(wanted, len(view.requests))
+        self.undrafted = {**self.undrafted, **dict.fromkeys(resting, "copied")}
         if not reading.requests:
             return None
         self._num_served += len(reading.requests)
@@ -164,15 +166,25 @@ class TunedPolicy(Policy):
         if "off" not in self.costs:
             return Reading(list(requests))
         plain, plain_s = self.round_of("off", num_running)
-        if self._modes.trial_layers is not None:
+        is_trial = self._modes.trial_layers is not None
+        if is_trial:
             read = [one for one in requests if not self._unread.reading_s(one)]
-            return self._unread.begin(read or sorted(requests, key=self._unread.reading_s)[:1], 2 * plain_s)
-        worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
-        if len(worth) < len(requests):
+            worth = read or sorted(requests, key=self._unread.reading_s)[:1]
+        else:
+            worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
+        if not is_trial and len(worth) < len(requests):
             hoped = self._acceptance.pair.hoped
             tokens, seconds = self.round_of(self.schedule, num_running, hoped, num_drafted=len(worth))
             worth = worth if tokens * plain_s > plain * seconds else []
-        return self._unread.begin(worth, 2 * plain_s)
+        reading = self._unread.begin(worth, 2 * plain_s)
+        why = dict.fromkeys((one.request_id for one in requests), "waits" if is_trial else "costly")
+        why |= dict.fromkeys((one.request_id for one in worth), "waits")
+        for one in reading.requests:
+            del why[one.request_id]
+        if reading.leaves_rest:
+            why[reading.requests[-1].request_id] = "reads"
+        self.undrafted = why
+        return reading
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify the candidates whose expected tokens are worth their seconds at the present rate."""
@@ -246,7 +258,7 @@ class TunedPolicy(Policy):
 
     def _worth(self, chain: Nodes, price: float) -> Nodes:
         """Return the leading candidates of a draft model's chain that bring more than this price."""
-        chances = map(self._acceptance.calibration.chance, chain.depths, chain.path_logprobs)
+        chances = map(self._acceptance.pair.calibration.chance, chain.depths, chain.path_logprobs)
         return chain.leading(sum(chance > price for chance in chances))
 
     def _turn_end(self, num_requests: int, resting: frozenset[int]) -> TurnEnd:
@@ -254,17 +266,17 @@ class TunedPolicy(Policy):
         costs, schedule = self._costs, self.schedule
         layer_s = costs.draft_s(schedule, num_requests)
         further_s = (costs.draft_s(schedule, 2 * num_requests) - layer_s) / num_requests  # for one more request
-        worth = self._modes.rate / self._acceptance.agreement  # chance that a second of a turn must bring
+        worth = self._modes.rate / self._acceptance.pair.value  # chance that a second of a turn must bring
         layer = worth * (layer_s - num_requests * further_s)
         rows_s = (costs.row_s(schedule, num_requests * (1 + depth), num_requests) for depth in range(1, DEEPEST))
         floors = [max(0.0, worth * (row_s + further_s)) for row_s in rows_s]
         # The schedule already decided to draft, unless the user set it.
         first = min(0.0, 1.0 - layer) if "off" in self.costs else 0.0
-        return TurnEnd((first, *floors), layer, self._acceptance.calibration, resting)
+        return TurnEnd((first, *floors), layer, self._acceptance.pair.calibration, resting)
 
     def _well_offered(self, view: RoundView) -> set[int]:
         """Return the requests with candidates of other writers so likely that a draft is not worth its time."""
-        num_requests, rate, agreement = len(view.requests), self._modes.rate, self._acceptance.agreement
+        num_requests, rate, agreement = len(view.requests), self._modes.rate, self._acceptance.pair.value
         draft_s = self._costs.draft_s(self.schedule, num_requests) / num_requests
         start_s = self._costs.first_draft_s(self.schedule, num_requests) / num_requests - draft_s
         price = rate * self._costs.row_s(self.schedule, 4 * num_requests, num_requests)

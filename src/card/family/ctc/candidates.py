@@ -13,11 +13,9 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from card.family.ctc.head import SlotHead
+from card.family.ctc.slots import Slots
 from card.tree.nodes import ROOT, Nodes
 
 _PER_SLOT = 8  # likeliest tokens of each slot that are considered
@@ -26,15 +24,15 @@ Floats = NDArray[np.floating[Any]]
 Places = NDArray[np.signedinteger[Any]]
 
 
-def candidates_of(head: SlotHead, logprobs: Tensor, most: int) -> Nodes:
-    """Return the ``most`` likeliest candidates of one request, [T, N + 1] float as `SlotHead.logprobs`."""
+def candidates_of(head: Slots, logprobs: Floats, most: int) -> Nodes:
+    """Return the ``most`` likeliest candidates of one request, [T, N + 1] float as `Slots.logprobs`."""
     tokens = logprobs[:, :-1]
-    found = tokens.topk(min(_PER_SLOT, tokens.shape[-1]), -1).indices
-    found = torch.unique(found)
-    probs = tokens[:, found].double().exp().numpy()
+    count = min(_PER_SLOT, tokens.shape[-1])
+    found = np.unique(np.argpartition(-tokens, count - 1, -1)[:, :count])
+    probs = np.exp(tokens[:, found].astype(np.float64))
     token_ids = head.token_ids[found].tolist()
     if head.facts.loss == "ctc":
-        tree = ctc_tree(probs, logprobs[:, -1].double().exp().numpy(), most)
+        tree = ctc_tree(probs, np.exp(logprobs[:, -1].astype(np.float64)), most)
     else:
         tree = slot_tree(probs, most)
     return Nodes(tuple([token_ids[i] for i in tree.tokens]), tree.parents, tree.path_logprobs)

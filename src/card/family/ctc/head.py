@@ -1,45 +1,25 @@
-"""A head that drafts from the target's hidden states: T slots, each a distribution over tokens and a blank.
-
-In one decoder layer, a slot reads the other slots and the last rows of the text: each row is a hidden state with the
-embedding of the token chosen from it. The output is compared with the target's own embeddings, so that a file holds no
-vocabulary. The head proposes only tokens that the target wrote in training.
-
-Source: CTC-drafter, Wen et al. 2024, arXiv:2412.00061. Ours: the blank is no token of the target's, one pass
-makes all slots, and the same head can be trained by cross-entropy per slot, like Medusa's heads (arXiv:2401.10774).
-"""
+"""A head of slots as it is trained; `card.family.ctc.slots` has what it computes, and drafts with it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.family.ctc.losses import LOSSES, Loss
-from card.family.learning.bound_module import EPS, DraftingHead
+from card.family.ctc.slots import HEAD_FILE, HeadFacts, Slots
+from card.family.learning.bound_module import DraftingHead
 from card.family.learning.head_layer import DraftLayer
-from card.models.files.trained_file import TrainedFile
-from card.models.fingerprint import TargetSizes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadFacts(TargetSizes):
-    """Sizes of a head, and the facts of its training."""
-
-    loss: Loss
-    num_slots: int  # T
-    window: int  # rows of the text that a slot reads, W
-    width: int  # of its layer, d
+from card.family.learning.layer_sizes import EPS
+from card.theirs.transformers.arrays import as_array
 
 
 class SlotHead(DraftingHead):
     """The head: logits of T slots over N tokens and the blank, which is the last one."""
 
-    FILE, FACTS = TrainedFile("head", "card-ctc-1", "card train ctc"), HeadFacts
+    FILE, FACTS = HEAD_FILE, HeadFacts
     facts: HeadFacts
 
     def __init__(self, facts: HeadFacts, token_ids: Tensor, probe: Tensor) -> None:
@@ -67,18 +47,13 @@ class SlotHead(DraftingHead):
         x = self.norm(self.layer(slots, *memory, seen[:, None]))
         return torch.cat((self.out(x) @ self._table.T, self.blank(x)), -1)
 
-    def logprobs(self, logits: Tensor) -> Tensor:
-        """Return log-probabilities of the slots, from logits of `forward`; without CTC no slot is blank."""
-        if self.facts.loss == "ctc":
-            return logits.log_softmax(-1)
-        return functional.pad(logits[..., :-1].log_softmax(-1), (0, 1), value=-math.inf)
-
     @classmethod
     def facts_of(cls, said: Mapping[str, str]) -> HeadFacts:
         """Parse the facts of a file. Raises: KeyError, ValueError if they are faulty."""
-        loss: Any = said["loss"]
-        if loss not in LOSSES:
-            raise ValueError(f"loss {loss!r}")
-        return HeadFacts(
-            loss=loss, **{one.name: int(said[one.name]) for one in fields(HeadFacts) if one.name != "loss"}
-        )
+        return HeadFacts.of(said)
+
+    def running(self) -> Slots:
+        """Return the head as it drafts."""
+        said = {name: str(value) for name, value in asdict(self.facts).items()}
+        stored = {**self.state_dict(), "token_ids": self.token_ids, "probe": self.probe}
+        return Slots(said, {name: as_array(one) for name, one in stored.items()}, as_array(self._table))

@@ -14,9 +14,12 @@ from card.family.learning.options import head_options
 
 
 @command("ctc", short_help="Train a head that drafts from the target's states.")
-@head_options
+@head_options()
 @file_option("--data", words='JSON lines with "question" and "answer".', required=True)
 @click.option("--loss", type=click.Choice(LOSSES), default="ctc", show_default=True, help="Loss.")
+@counted("--slots", default=6, words="Of a draft.")
+@counted("--window", default=4, words="Rows that it reads.")
+@counted("--width", default=256, words="Of its layer.")
 @counted("--epochs", default=2, words="Most passes over the data.")
 def ctc(**options: Any) -> int:
     """Train a head that drafts from the target's hidden states, for --method ctc or --writers ctc.

@@ -24,7 +24,6 @@ RECORD = Record(
             writers=("ctc",),
             is_tuned=True,
             reads=("ctc",),
-            extra="torch",
         ),
     ),
     settings=CtcSettings,

@@ -17,10 +17,12 @@ from card.config.fields import require
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
 from card.family.ctc.losses import LOSSES, Loss
-from card.family.learning.bound_module import inputs_of
+from card.family.ctc.slots import inputs_of
 from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, num_right, train
+from card.family.learning.layer_sizes import require_width
 from card.family.learning.target_texts import TargetTexts
 from card.models.runner import RowRunner
+from card.theirs.transformers.arrays import as_tensor
 
 _MOST_MEASURED = 512  # rows of held-out texts
 
@@ -44,11 +46,17 @@ class CtcTrainSettings(FitSettings):
         require(1 <= self.num_slots <= 16, "num_slots", "from 1 to 16", self.num_slots)
         require(1 <= self.num_labels <= self.num_slots, "num_labels", "from 1 to num_slots", self.num_labels)
         require(self.window >= 1, "window", "1 or more", self.window)
+        require_width(self.width)
 
     @property
     def num_learnt(self) -> int:
         """Tokens after a row that its slots learn: without blanks, one per slot."""
         return self.num_labels if self.loss == "ctc" else self.num_slots
+
+
+def labels_of(num_slots: int) -> int:
+    """Return how many tokens ahead so many slots learn by CTC: two thirds, so that there is room for blanks."""
+    return max(1, round(num_slots * 2 / 3))
 
 
 class SlotExamples:
@@ -66,7 +74,7 @@ class SlotExamples:
         self.label_of = label_of
         places = [texts.text(idx) for idx in chosen]
         rows = [torch.arange(place.start, place.stop) for place in places]
-        self._inputs = inputs_of(texts.features, embeddings)
+        self._inputs = as_tensor(inputs_of(texts.features.numpy(), embeddings.numpy()))
         self._token_ids, self._window = texts.token_ids, window
         self.first = torch.cat([torch.full_like(own, place.start) for own, place in zip(rows, places, strict=True)])
         self.end = torch.cat([torch.full_like(own, place.stop) for own, place in zip(rows, places, strict=True)])
@@ -133,9 +141,9 @@ def accepted_by_depth(head: SlotHead, examples: SlotExamples, num_candidates: in
     stride = max(1, len(examples) // _MOST_MEASURED)
     some = torch.arange(0, len(examples), stride)
     depths = torch.zeros(head.facts.num_slots, dtype=torch.float64)
-    with torch.no_grad():
-        logprobs = head.logprobs(head(*examples.inputs(some)))
+    running = head.running()
+    logprobs = running.logprobs(*(one.numpy() for one in examples.inputs(some)))
     token_ids, num_labels = examples.labels(some, head.facts.num_slots)
     for row, labels, count in zip(logprobs, token_ids.tolist(), num_labels.tolist(), strict=True):
-        depths[: num_right(candidates_of(head, row, num_candidates), labels[:count])] += 1
+        depths[: num_right(candidates_of(running, row, num_candidates), labels[:count])] += 1
     return tuple((depths / max(1, len(some))).tolist())

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from card.config import EngineSettings
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
 from card.errors import SettingsError, named
 from card.family.ctc.candidates import candidates_of
-from card.family.ctc.head import SlotHead
 from card.family.ctc.record import CtcSettings
-from card.family.learning.bound_module import inputs_of
+from card.family.ctc.slots import Slots, inputs_of
+from card.kernels.number_types import Floats
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_tensor
 from card.tree.nodes import NO_NODES, Nodes
 
 
@@ -24,8 +22,10 @@ class CtcSequence(WriterSequence):
 
     def __init__(self, writer: CtcWriter) -> None:
         self._writer = writer
-        self.window = torch.zeros(0, 0)  # [rows, 2 * D] input of the head, the newest row last; W at most
-        self.logprobs: Tensor | None = None  # [T, N + 1] of the slots after the last row; None: not run yet
+        self.window: Floats = np.zeros(
+            (0, 0), np.float32
+        )  # [rows, 2 * D] input of the head, the newest row last; W at most
+        self.logprobs: Floats | None = None  # [T, N + 1] of the slots after the last row; None: not run yet
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the head's likeliest candidates below the last token."""
@@ -37,8 +37,8 @@ class CtcSequence(WriterSequence):
         """Read the hidden states of the rows that became text, each with the token that followed."""
         assert seen.features is not None, "the target's features were requested"
         rows = seen.features[[0, *(1 + idx for idx in seen.accepted)]]
-        new = inputs_of(as_tensor(rows), as_tensor(self._writer.embeddings(seen.new_ids)))
-        window = torch.cat((self.window, new)) if len(self.window) else new
+        new = inputs_of(rows, self._writer.embeddings(seen.new_ids))
+        window = np.concatenate([self.window, new]) if len(self.window) else new
         self.window = window[-self._writer.head.facts.window :]
         self.logprobs = None
         self._writer.waiting[self] = None
@@ -61,7 +61,7 @@ class CtcWriter(LocalWriter):
         if file is None:
             raise SettingsError(f"the writer ctc needs a head: give {named('ctc')} a file made with card train ctc")
         self.name = file
-        self.head = SlotHead.load(self.name)
+        self.head = Slots.load(self.name)
         self.waiting: dict[CtcSequence, None] = {}  # whose windows the head has not read yet
 
     def attach(self, target: RowRunner) -> None:
@@ -77,13 +77,11 @@ class CtcWriter(LocalWriter):
         """Run the head over the windows of all waiting sequences, in one pass."""
         size = self.head.facts.window
         waiting = list(self.waiting)
-        inputs = torch.zeros(len(waiting), size, 2 * self.head.facts.hidden_size)
-        is_there = torch.zeros(len(waiting), size, dtype=torch.bool)
+        inputs = np.zeros((len(waiting), size, 2 * self.head.facts.hidden_size), np.float32)
+        is_there = np.zeros((len(waiting), size), np.bool_)
         for row, sequence in enumerate(waiting):
             inputs[row, size - len(sequence.window) :] = sequence.window
             is_there[row, size - len(sequence.window) :] = True
-        with torch.inference_mode():
-            logprobs = self.head.logprobs(self.head(inputs, is_there))
-        for sequence, own in zip(waiting, logprobs, strict=True):
+        for sequence, own in zip(waiting, self.head.logprobs(inputs, is_there), strict=True):
             sequence.logprobs = own
         self.waiting.clear()

@@ -13,20 +13,24 @@ from card.errors import PromptError
 from card.family.hivis.train_hivis import HivisTrainSettings, train_fused
 from card.family.learning.driver import TrainingTarget
 from card.family.learning.heads_command import train_on_own_texts
+from card.family.learning.target_texts import TargetTexts
 from card.text.lines import numbered_lines
 
 _Messages = list[dict[str, Any]]
 
 
-def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: int, **options: Any) -> None:
+def run(*, data: Path, max_prompts: int | None, out: Path, width: int, epochs: int, seed: int, **options: Any) -> None:
     """Run `card train hivis`. Raises: CardError of any kind."""
-    settings = HivisTrainSettings(epochs=epochs, seed=seed)
+    settings = HivisTrainSettings(width=width, epochs=epochs, seed=seed)
     conversations = read_conversations(data)[:max_prompts]
 
     def prompts_for(target: TrainingTarget) -> list[Sequence[int]]:
         return _encoded(target, conversations, data)
 
-    train_on_own_texts(settings, train_fused, prompts_for, out=out, seed=seed, examples="texts", whole=True, **options)
+    def train(target: TrainingTarget, texts: TargetTexts, settings: HivisTrainSettings, **run: Any) -> Any:
+        return train_fused(target.runner, texts, settings, **run)
+
+    train_on_own_texts(settings, train, prompts_for, out=out, seed=seed, examples="texts", whole=True, **options)
 
 
 def read_conversations(path: Path) -> list[tuple[int, _Messages]]:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from card.family.learning.bound_module import EPS, DraftingHead, scaled
+from card.family.learning.bound_module import DraftingHead, scaled
 from card.family.learning.head_layer import DraftLayer
+from card.family.learning.layer_sizes import EPS
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes
 from card.models.runner import RowRunner

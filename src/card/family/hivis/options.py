@@ -11,8 +11,9 @@ from card.family.learning.options import head_options
 
 
 @command("hivis", short_help="Train a drafter for a target that sees images.")
-@head_options
+@head_options()
 @file_option("--data", words='JSON lines with "messages".', required=True)
+@counted("--width", default=256, words="Of its layer.")
 @counted("--epochs", default=4, words="Most passes over the data.")
 def hivis(**options: Any) -> int:
     """Train a drafter that reads text alone and the target's hidden states, for --method hivis or --writers hivis.

@@ -1,10 +1,9 @@
 """Train a drafter that reads a target's hidden states, on the target's own texts.
 
-Training is unrolled: in each step the drafter reads the states that it predicted in the step before, as in drafting,
-and learns the tokens and states of the target.
+Training is unrolled (`card.family.learning.unrolling`): in each step the drafter learns the tokens and states of the
+target.
 
-Sources: HiViS, arXiv:2509.23928, for text rows alone and vectors of the steps; EAGLE-3, arXiv:2503.01840, for which
-rows an unrolled step reads. The weights of the losses are ours.
+Source: HiViS, arXiv:2509.23928, for text rows alone and vectors of the steps. The weights of the losses are ours.
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ from card.family.hivis.drafting import TextMemory, draft
 from card.family.hivis.head import FusedHead
 from card.family.learning.bound_module import scaled
 from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, num_right, train
+from card.family.learning.layer_sizes import require_width
 from card.family.learning.target_texts import TargetTexts
+from card.family.learning.unrolling import STEP_WEIGHT, of_the_row_before, seen_in
 from card.models.runner import RowRunner
 
-_STEP_WEIGHT, _STATE_WEIGHT = 0.8, 0.1  # factor of the loss from step to step; of states relative to tokens
+_STATE_WEIGHT = 0.1  # of the loss of states relative to that of tokens
 _MOST_MEASURED = 256  # rows of held-out texts
 
 
@@ -42,7 +43,7 @@ class HivisTrainSettings(FitSettings):
         """Check the ranges."""
         FitSettings.__post_init__(self)
         require(1 <= self.num_steps <= 16, "num_steps", "from 1 to 16", self.num_steps)
-        require(self.width >= 4 and self.width % 4 == 0, "width", "a multiple of 4", self.width)
+        require_width(self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +108,27 @@ def loss_of(head: FusedHead, batch: FusedBatch) -> Tensor:
     total, places = torch.zeros(()), torch.arange(batch.labels.shape[1])
     for step, (states, logits) in enumerate(unrolled(head, batch.states, batch.embeddings)):
         labels = batch.labels.where(places >= step, torch.tensor(IGNORED))
-        total = total + _STEP_WEIGHT**step * _step_loss(states, logits, labels, batch.states)
+        total = total + STEP_WEIGHT**step * _step_loss(states, logits, labels, batch.states)
     return total
 
 
 def unrolled(head: FusedHead, truth: Tensor, embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the predictions of a batch in each step: states [B, T, D], and logits [B, T, N].
 
-    In step s a row reads the state that the row before it predicted in step s - 1. It attends to rows of the target's
-    states up to s places before its own, and to its own path after them: the rows of steps 1 to s.
-
     Args:
         truth, embeddings: [B, T, D] scaled, of the target's states and of the next tokens.
     """
     places = torch.arange(truth.shape[1])
-    behind = places[:, None] - places  # [T, T]
     states = truth
     keys, values = list[Tensor](), list[Tensor]()
     for step in range(head.facts.num_steps):
         if step:
-            states = head.own_state(functional.pad(states[:, :-1], (0, 0, 1, 0)), step)
+            states = head.own_state(of_the_row_before(states), step)
         rows = head.read(states, embeddings)
         for kept, own in zip((keys, values), head.layer.memory(rows, places[None]), strict=True):
             kept.append(own)
-        seen = torch.cat([behind >= step, *(behind == step - earlier for earlier in range(1, step + 1))], 1)
-        rows = head.layer(rows, torch.cat(keys, 2), torch.cat(values, 2), seen[None], places[None])
+        seen = seen_in(step, len(places))[None]
+        rows = head.layer(rows, torch.cat(keys, 2), torch.cat(values, 2), seen, places[None])
         states, logits = head.guess(rows)
         yield states, logits
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.family.learning.layer_sizes import EPS
 from card.kernels.number_types import Array
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, target_difference
@@ -18,10 +19,26 @@ from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_array, as_tensor
 
 STORED_DTYPE = torch.float16
-EPS = 1e-6
 
 
-class BoundModule(nn.Module):
+class SavedHead(nn.Module):
+    """A head that a training makes."""
+
+    def save(self, path: Path, figures: Mapping[str, str]) -> None:
+        """Write the head, its weights in float16. Raises: ModelError if it cannot be written.
+
+        Args:
+            figures: of its training, by name, for readers of the file.
+        """
+        raise NotImplementedError
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights."""
+        return sum(weight.numel() for weight in self.parameters())
+
+
+class BoundModule(SavedHead):
     """A small module trained for one target. Its file has weights, facts and a few other tensors."""
 
     FILE: ClassVar[TrainedFile]
@@ -93,11 +110,6 @@ class DraftingHead(BoundModule):
         self.FILE.check_made_for("target", name, target_difference(self.facts, target, as_array(self.probe)))
         self._table = as_tensor(target.embeddings(self.token_ids.tolist())).clone()
 
-    @property
-    def num_weights(self) -> int:
-        """Number of weights."""
-        return sum(weight.numel() for weight in self.parameters())
-
 
 def round_weights(head: nn.Module) -> None:
     """Round the weights to the precision of a file, so that a saved head is identical."""
@@ -110,13 +122,3 @@ def scaled(rows: Tensor) -> Tensor:
     """Return rows [..., D] with a mean square of 1, float32 on the CPU."""
     rows = rows.to(device="cpu", dtype=torch.float32)
     return functional.rms_norm(rows, rows.shape[-1:], eps=EPS)
-
-
-def inputs_of(features: Tensor, embeddings: Tensor) -> Tensor:
-    """Return a head's inputs: hidden states with the embeddings of the tokens chosen from them, [n, 2 * D].
-
-    Args:
-        features, embeddings: [n, D] each, floating.
-    Returns: float32 on the CPU; both halves have a mean square of 1.
-    """
-    return torch.cat([scaled(features), scaled(embeddings)], -1)

@@ -19,6 +19,7 @@ from card.errors import PromptError, SettingsError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit, end_token_ids
 from card.models.loading import check_pair, load_decoder, load_tokenizer
+from card.models.own.decoder_model import LoadedModel
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.prompts import encode_chat, encode_prompt
@@ -31,6 +32,7 @@ class TrainingTarget:
 
     name: str
     tokenizer: Tokenizer
+    model: LoadedModel
     runner: RowRunner
     end_ids: frozenset[int]
 
@@ -84,7 +86,7 @@ def load_target(options: dict[str, Any]) -> TrainingTarget:
     with spinner("loading the target"):
         tokenizer, model = load_tokenizer(name), load_decoder(name)
         target = make_runner(model, max_model_len=min(DEFAULT_MODEL_LEN, context_limit(model)))
-    return TrainingTarget(name, tokenizer, target, end_token_ids(model, tokenizer))
+    return TrainingTarget(name, tokenizer, model, target, end_token_ids(model, tokenizer))
 
 
 def load_training_pair(options: dict[str, Any]) -> TrainingPair:
@@ -100,7 +102,7 @@ def load_training_pair(options: dict[str, Any]) -> TrainingPair:
     target, draft = (make_runner(model, max_model_len=max_model_len) for model in models)
     folder = Path(draft_name)
     name = folder.resolve().name if folder.is_dir() else draft_name
-    return TrainingPair(target_name, tokenizer, target, end_token_ids(models[0], tokenizer), draft, name)
+    return TrainingPair(target_name, tokenizer, models[0], target, end_token_ids(models[0], tokenizer), draft, name)
 
 
 def encode_questions(tokenizer: Tokenizer, questions: Sequence[str], most: int) -> list[list[int]]:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.family.learning.bound_module import EPS
+from card.family.learning.layer_sizes import EPS, heads_of
 
-_ROTARY_BASE = 10_000.0
+ROTARY_BASE = 10_000.0
 
 
 class DraftLayer(nn.Module):
@@ -16,7 +16,7 @@ class DraftLayer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.num_heads = max(1, width // 64)
+        self.num_heads = heads_of(width)
         self.norm, self.mlp_norm = nn.RMSNorm(width, eps=EPS), nn.RMSNorm(width, eps=EPS)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
@@ -29,7 +29,7 @@ class DraftLayer(nn.Module):
             places: [B, S] int64, positions of the keys' rotation; None: no rotation.
         """
         x = self.norm(rows)
-        return _turned(self._heads(self.key(x)), places), self._heads(self.value(x))
+        return turned(self._heads(self.key(x)), places), self._heads(self.value(x))
 
     def forward(self, rows: Tensor, keys: Tensor, values: Tensor, seen: Tensor, places: Tensor | None = None) -> Tensor:
         """Return rows [B, T, d] after attention to a memory and the MLP.
@@ -39,7 +39,7 @@ class DraftLayer(nn.Module):
             seen: [B or 1, T or 1, S] bool.
             places: [B, T] of the rows; None: no rotation.
         """
-        query = _turned(self._heads(self.query(self.norm(rows))), places)
+        query = turned(self._heads(self.query(self.norm(rows))), places)
         mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None])
         rows = rows + self.out(mixed.transpose(1, 2).flatten(2))
         x = self.mlp_norm(rows)
@@ -50,12 +50,12 @@ class DraftLayer(nn.Module):
         return of.view(*of.shape[:2], self.num_heads, of.shape[-1] // self.num_heads).transpose(1, 2)
 
 
-def _turned(heads: Tensor, places: Tensor | None) -> Tensor:
+def turned(heads: Tensor, places: Tensor | None) -> Tensor:
     """Rotate halves of channels [B, H, S, d / H] by places (RoPE, arXiv:2104.09864)."""
     if places is None:
         return heads
     half = heads.shape[-1] // 2
-    rates = _ROTARY_BASE ** (-torch.arange(half) / half)
+    rates = ROTARY_BASE ** (-torch.arange(half) / half)
     angles = places[:, None, :, None] * rates
     first, second = heads[..., :half], heads[..., half:]
     cos, sin = angles.cos(), angles.sin()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from card.config.fields import require
 from card.errors import PromptError
-from card.family.learning.bound_module import DraftingHead, round_weights
+from card.family.learning.bound_module import DraftingHead, SavedHead, round_weights
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.fit import FitRule, StepLoss, fit
 from card.family.learning.target_texts import TargetTexts
@@ -42,7 +42,8 @@ class FitSettings:
             require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
 
 
-_Head = TypeVar("_Head", bound=DraftingHead)
+_Head = TypeVar("_Head", bound=SavedHead)
+_BoundHead = TypeVar("_BoundHead", bound=DraftingHead)
 _Examples = TypeVar("_Examples", bound=Sized)
 
 
@@ -106,30 +107,24 @@ def common_tokens(token_ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 def train(
-    kind: type[_Head],
+    kind: type[_BoundHead],
     own: Mapping[str, Any],
     examples_of: Callable[[Sequence[int], Tensor, Tensor], _Examples],
-    loss_of: Callable[[_Head, _Examples, Tensor], Tensor],
-    accepted: Callable[[_Head, _Examples, int], tuple[float, ...]],
+    loss_of: Callable[[_BoundHead, _Examples, Tensor], Tensor],
+    accepted: Callable[[_BoundHead, _Examples, int], tuple[float, ...]],
     *,
     target: RowRunner,
     texts: TargetTexts,
     settings: FitSettings,
-    checkpoint: Checkpoint,
-    num_candidates: int = 16,
-    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-) -> TrainedHead[_Head]:
-    """Train a head for a target, from the last checkpoint if there is one; measure it with its weights as in a file.
+    **run: Any,
+) -> TrainedHead[_BoundHead]:
+    """Train a head that proposes the target's commonest tokens by its embeddings.
 
     Args:
         own: facts of the head besides the target's sizes.
         examples_of: returns the examples of some texts, from embeddings [M, D] of all tokens, and places of tokens as
             of `common_tokens`.
-        loss_of: returns the mean loss of some examples, by their indices [n].
-        accepted: returns `TrainedHead.accepted` for trees of a number of candidates.
-        checkpoint, on_step: as of `fit`.
-        num_candidates: of the measured trees.
-    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
+        run, and the other arguments and errors: as of `train_on`.
     """
     chosen = split_texts(texts, settings.seed)
     token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
@@ -139,6 +134,32 @@ def train(
     head.attach(target)
     embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
     learnt, held_out = (examples_of(some, embeddings, label_of) for some in chosen)
+    return train_on(head, learnt, held_out, loss_of, accepted, settings=settings, texts=texts, **run)
+
+
+def train_on(
+    head: _Head,
+    learnt: _Examples,
+    held_out: _Examples,
+    loss_of: Callable[[_Head, _Examples, Tensor], Tensor],
+    accepted: Callable[[_Head, _Examples, int], tuple[float, ...]],
+    *,
+    settings: FitSettings,
+    texts: TargetTexts,
+    checkpoint: Checkpoint,
+    num_candidates: int = 16,
+    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
+) -> TrainedHead[_Head]:
+    """Train a head, from the last checkpoint if there is one; measure it with its weights as in a file.
+
+    Args:
+        learnt, held_out: examples, of all of `texts` together.
+        loss_of: returns the mean loss of some examples, by their indices [n].
+        accepted: returns `TrainedHead.accepted` for trees of a number of candidates.
+        checkpoint, on_step: as of `fit`.
+        num_candidates: of the measured trees.
+    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
+    """
     steps = planned(len(learnt), settings)
     losses, state = fit(
         head,

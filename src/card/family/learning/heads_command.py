@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from rich.console import Console
 
 from card.cli.parts.tables import progress_bar, table
 from card.errors import SettingsError
-from card.family.learning.bound_module import DraftingHead
+from card.family.learning.bound_module import SavedHead
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.driver import TrainingTarget, advancing, check_out, load_target, say, stepping
 from card.family.learning.head_training import TrainedHead
-from card.family.learning.target_texts import TargetTexts, write_texts
-from card.models.images import ImagePrompt
+from card.family.learning.target_texts import KeptTexts, write_texts
+from card.models.features import FINAL
 
-_Head = TypeVar("_Head", bound=DraftingHead)
+_Head = TypeVar("_Head", bound=SavedHead)
 
 
 def train_on_own_texts(
@@ -31,46 +31,39 @@ def train_on_own_texts(
     seed: int,
     examples: str,
     whole: bool = False,
+    layers_for: Callable[[TrainingTarget], tuple[int, ...]] = lambda target: (FINAL,),
+    dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> None:
     """Let the target answer prompts, train a head on the answers, save it and print; resume an interrupted run.
 
     Args:
-        settings, train: of the training; as `card.family.ctc.train_ctc.train_head`.
+        settings: of the training.
+        train: as `card.family.ctc.train_ctc.train_head`, of a `TrainingTarget`.
         prompts_for: returns the prompts' token ids.
         examples: word for the head's examples.
         whole: the head learns from the prompts, too.
+        layers_for, dtype: which of the target's states it reads, and what they are kept in.
     Raises: CardError of any kind.
     """
-    check_out(out)
     if out.exists():
         raise SettingsError(f"{out} is there already; choose another name, or delete it")
+    check_out(out)
     target = load_target(options)
     prompts = prompts_for(target)
-    asked = {"max_tokens": options["max_tokens"], "temperature": 0.0, "seed": seed}
-    kept, checkpoint = out.with_suffix(".texts"), Checkpoint(out.with_suffix(".training"), {})
-    facts = _facts(target.name, prompts, asked)
+    asked: dict[str, Any] = {"max_tokens": options["max_tokens"], "temperature": 0.0, "seed": seed}
+    layers = layers_for(target)
+    facts = json.dumps({"target": Path(target.name).name, "layers": layers, **asked})
+    kept, checkpoint = KeptTexts(out.with_suffix(".texts"), facts), Checkpoint(out.with_suffix(".training"), {})
     with progress_bar() as progress:
-        texts = TargetTexts.load(kept, facts)
-        if texts is None:
-            on_answer = advancing(progress, "answering prompts", len(prompts))
-            texts = write_texts(
-                target.runner, prompts, end_ids=target.end_ids, whole=whole, on_answer=on_answer, **asked
-            )
-            texts.save(kept, facts)
-        trained = train(target.runner, texts, settings, checkpoint=checkpoint, on_step=stepping(progress))
+        on_answer = advancing(progress, "answering prompts", len(prompts))
+        asked |= {"end_ids": target.end_ids, "layers": layers, "dtype": dtype, "whole": whole}
+        texts = write_texts(target.runner, prompts, kept=kept, on_answer=on_answer, **asked)
+        trained = train(target, texts, settings, checkpoint=checkpoint, on_step=stepping(progress))
     trained.head.save(out, trained.figures())
     checkpoint.delete()
-    kept.unlink(missing_ok=True)
+    kept.delete()
     _print(trained, examples, out)
-
-
-def _facts(target: str, prompts: Sequence[Sequence[int]], asked: dict[str, Any]) -> str:
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        keys = prompt.images.keyed(prompt).tolist() if isinstance(prompt, ImagePrompt) else list(prompt)
-        digest.update(json.dumps(keys).encode())
-    return json.dumps({"target": Path(target).name, "prompts": digest.hexdigest()[:16], **asked})
 
 
 def _print(trained: TrainedHead[_Head], examples: str, out: Path) -> None:

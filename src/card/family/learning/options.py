@@ -27,13 +27,16 @@ training_options = with_options(
 )
 
 
-head_options = with_options(
-    option_of(EngineSettings, "target"),
-    counted("--max-prompts", words="Most prompts."),
-    option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS),
-    click.option("--out", required=True, type=OutputPath(beside=(".texts", ".training")), help="File to write."),
-    counted("--seed", default=0, least=0, words="Same seed, same head."),
-)
+def head_options(*, is_folder: bool = False) -> Callable[[F], F]:
+    """Return the options of a training of a head, which is a file or a folder."""
+    out = OutputPath(is_folder=is_folder, beside=(".texts", ".training"))
+    return with_options(
+        option_of(EngineSettings, "target"),
+        counted("--max-prompts", words="Most prompts."),
+        option_of(SamplingParams, "max_tokens", default=MOST_RECORDED_TOKENS),
+        click.option("--out", required=True, type=out, help=f"{'Folder' if is_folder else 'File'} to write."),
+        counted("--seed", default=0, least=0, words="Same seed, same head."),
+    )
 
 
 def dtype_option(default: str, words: str) -> Callable[[F], F]:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.family.learning.bound_module import EPS, BoundModule
+from card.family.learning.bound_module import BoundModule
+from card.family.learning.layer_sizes import EPS
 from card.kernels.number_types import Floats
 from card.models.facts import embeddings_of, vocab_size
 from card.models.features import FeatureWish

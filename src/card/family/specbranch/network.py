@@ -3,8 +3,8 @@
 A small network reads the target's hidden states at its newest token, and that token's embedding.
 Source: Shen et al. 2025, "Speculative Decoding via Hybrid Drafting and Rollback-Aware Branch Parallelism",
 arXiv:2506.01979 (hidden states of the last 4 layers; a network of widths 256 and 64). Ours: the branch point does not
-depend on the likeliest outcome alone. The chances of all outcomes are evidence besides the drafter's own confidence,
-with a weight that was fitted on held-out rounds.
+depend on the likeliest outcome alone, unless "obey:" stands before the predictor's name. The chances of all outcomes
+are evidence besides the drafter's own confidence, with a weight that was fitted on held-out rounds.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from card.tree.logits import softmax
 
 ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # none, some or all of a chain is accepted
 OFF, DEMO_HRAD = "off", "demo"  # no predictor; the predictor of the demo pair
+OBEY = "obey:"  # before a predictor's name: its likeliest outcome decides, as published
 HIDDEN_WIDTHS = (256, 64)
 _DEMO_FILE = Path(__file__).with_name("demo.safetensors")
 
@@ -129,14 +130,16 @@ class HRad:
         learnt = {f"evidence_{name}": repr(value) for name, value in asdict(self.evidence).items()}
         _FILE.save(path, arrays, {**(figures or {}), **facts, **learnt})
 
-    def attach(self, runner: RowRunner, usual: float) -> None:
+    def attach(self, runner: RowRunner, usual: float, *, is_obeyed: bool = False) -> None:
         """Read a target's features from now on, and move ``usual`` by them.
 
+        Args:
+            is_obeyed: the likeliest outcome alone decides, as published.
         Raises: ModelError if the predictor was trained for another target.
         """
         _FILE.check_made_for("target", "the predictor", target_difference(self.facts, runner))
         self.wish = last_states(runner, self.facts.num_layers, "last")
-        self._runner, self._usual = runner, usual
+        self._runner, self._usual, self._is_obeyed = runner, usual, is_obeyed
 
     def observe(self, seen: SeenRows) -> float | None:
         """Return the probability below which the drafter branches; None without a drafter."""
@@ -147,14 +150,18 @@ class HRad:
 
         The more likely a rejection, the higher the confidence that the drafter needs not to branch. In log odds it is
         the usual value, moved by the weighted difference of the predicted log odds from their mean. 0 and 1 stay.
+        A predictor that is obeyed gives 1 for ALL_REJECTED (branch at once), 0 for ALL_ACCEPTED (branch nowhere) and
+        the usual value for UNDECIDED.
 
         Args:
             features_row: [num_layers * D] floating, the features of the row whose logits gave the token.
         """
-        if not 0.0 < self._usual < 1.0:
+        if not (self._is_obeyed or 0.0 < self._usual < 1.0):
             return self._usual
         values = np.concatenate((features_row, self._runner.embeddings([new_token_id])[0]))
         probabilities = self.probabilities(values)
+        if self._is_obeyed:
+            return {ALL_REJECTED: 1.0, ALL_ACCEPTED: 0.0}.get(int(probabilities.argmax()), self._usual)
         predicted = float(log_odds(probabilities)) - self.evidence.mean
         odds = math.log(self._usual / (1.0 - self._usual)) - self.evidence.weight * predicted
         return 1.0 / (1.0 + math.exp(-odds))
@@ -193,15 +200,15 @@ def hrad_consumers(settings: EngineSettings, runner: RowRunner, draft: DraftSett
     """Return the consumers of the features of ``runner``, a target; none if they could not move a branch point.
 
     Args:
-        settings: name a predictor, "off" or as of `HRad.load`, with its errors.
+        settings: name a predictor, "off" or as of `HRad.load`, with its errors; "obey:" may stand before the name.
         draft: has the usual probability below which the drafter branches.
     """
     predictor = settings.of(HRadSettings).hrad
     if predictor == OFF:
         return []
-    hrad = HRad.load(predictor)
-    hrad.attach(runner, draft.branch_below)
-    return [hrad] if hrad.evidence.weight > 0.0 else []
+    hrad, is_obeyed = HRad.load(predictor.removeprefix(OBEY)), predictor.startswith(OBEY)
+    hrad.attach(runner, draft.branch_below, is_obeyed=is_obeyed)
+    return [hrad] if is_obeyed or hrad.evidence.weight > 0.0 else []
 
 
 def target_facts(runner: RowRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:

@@ -11,7 +11,7 @@ from card.family.specbranch.branches import METHOD
 class HRadSettings(Checked):
     """The predictor that moves the branch point."""
 
-    hrad: str = setting("off", "Predictor for specbranch: off, demo or a file.", section="Models")
+    hrad: str = setting("off", "Predictor for specbranch: off, demo, a file, obey:FILE.", section="Models")
 
 
 RECORD = Record(

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from card.engine.policy.acceptance import DEEPEST, Acceptance
-from card.engine.policy.choice import best_chain, further_gains, is_worth_drafting
+from card.engine.policy.choice import further_gains, is_worth_drafting
 from card.engine.policy.cost import DISCOUNT, Ratio
 from card.engine.policy.rounds import bucket
 from card.engine.request import Verified
-from card.tree.nodes import Nodes
+from card.tree.nodes import ROOT, Nodes
 
 # Share of a step's seconds that grows with its rows, until steps of different sizes were seen.
 # Evidence: 0.2 loses nothing where rows are free, and gains 2 % over 0.05 where they are not (benchmarks/LOG.md).
@@ -65,9 +65,7 @@ class ChainPolicy:
             row_cost: tokens that a candidate must gain; None: the learnt rate times the learnt cost of a row.
         """
         self._row_cost = row_cost
-        self._acceptance = Acceptance(
-            lasts=False
-        )  # with decay, so that drafting starts again: nothing else here would retry
+        self._acceptance = Acceptance(lasts=False)  # it fades, so that drafting starts again
         self._steps: defaultdict[int, StepCost] = defaultdict(StepCost)  # by bucket of batch sizes
         self._passes: defaultdict[int, Ratio] = defaultdict(Ratio)  # by the same buckets; seconds of drafter passes
 
@@ -119,9 +117,9 @@ class ChainPolicy:
         gains = [0.0] * DEEPEST
         for depth, path_logprob in best_paths:
             further = further_gains(
-                self._acceptance.calibration.chance(depth, path_logprob),
+                self._acceptance.pair.calibration.chance(depth, path_logprob),
                 range(depth, min(depth + DEEPEST, most)),
-                agreement=self._acceptance.agreement,
+                agreement=self._acceptance.pair.value,
                 price=self.price(num_requests),
             )
             for layer, gain in enumerate(further):
@@ -129,6 +127,27 @@ class ChainPolicy:
         known = self._passes[bucket(len(best_paths))]
         rate = self._steps[bucket(num_requests)].rate if known.predicted_s else 0.0
         return is_worth_drafting(gains, seconds=known.value, rate=rate, layers_per_pass=layers_per_pass)
+
+
+def best_chain(offer: Nodes, probs: Sequence[float], price: float, most: int) -> list[int]:
+    """Return the indices of the most valuable chain, from the root down; empty if none is worth its price.
+
+    Args:
+        offer: a tree, parents before children.
+        probs: of each candidate to be accepted.
+        price: tokens that each must bring; most: most candidates.
+    """
+    best_below = [(0.0, ROOT)] * (len(offer) + 1)  # value of the best chain below, its first node; the root's is last
+    for idx in range(len(offer) - 1, -1, -1):
+        parent, value = offer.parents[idx], probs[idx] - price + best_below[idx][0]
+        if offer.depths[idx] <= most and value > best_below[parent][0]:
+            best_below[parent] = value, idx
+    chain = []
+    node = best_below[ROOT][1]
+    while node != ROOT:
+        chain.append(node)
+        node = best_below[node][1]
+    return chain
 
 
 def next_budget(num_verified: int, budget: int) -> int:

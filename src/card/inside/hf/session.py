@@ -19,8 +19,10 @@ from card.config import DraftSettings
 from card.drafting.draft_writers import make_writer
 from card.engine.metrics import RequestStats
 from card.engine.request import Request
+from card.errors import WorkerError
 from card.inside.hf.batch import GenerateBatch
 from card.links.link import DrafterLink
+from card.machine.home import Home
 from card.machine.memory import whole_memory
 from card.models.facts import context_limit
 from card.models.rows.pool import sequence_bytes
@@ -30,6 +32,10 @@ _MOST_SESSIONS = 4  # kept between calls, one per target model
 _MOST_RETAINED_BYTES = 256 << 20  # of the target's KV, kept between calls
 _MOST_PACKED = 0.25  # share of the memory that a packed copy of a model on a CPU may take
 _MOST_SEQUENCES = 64  # rows of a batch that run at once
+_ELSEWHERE = (
+    "card.hf.generate has run in the parent of this process, and a fork copies none of the threads that it computes "
+    "with; load the models in each process that generates, and begin it with multiprocessing's spawn"
+)
 
 
 class _GenerateCall(NamedTuple):
@@ -73,7 +79,8 @@ class Session:
         except BaseException:
             target.release()
             raise
-        self._finalizer = weakref.finalize(self, self.link.close) if self.link else None
+        self.home = Home()
+        self._finalizer = weakref.finalize(self, self.home.closing(self.link.close)) if self.link else None
         self.is_lasting = all(runner.has_own_pass for runner in self._runners)
         self.fingerprints = self._fingerprints(model, draft) if self.is_lasting else ()
         facts = replace(facts, row_bytes=target.row_bytes, state_bytes=sequence_bytes(target, 0))
@@ -157,7 +164,7 @@ _sessions: weakref.WeakKeyDictionary[PreTrainedModel, Session] = weakref.WeakKey
 def release(model: PreTrainedModel) -> None:
     """Free engine, KV rows and reordered weights of a target model. A later call makes them again."""
     session = _sessions.pop(model, None)
-    if session is not None:
+    if session is not None and session.home.is_here:  # else they are the parent's
         session.close()
 
 
@@ -165,9 +172,14 @@ def release(model: PreTrainedModel) -> None:
 def borrowed_session(
     model: PreTrainedModel, draft: PreTrainedModel | None, settings: DraftSettings, requests: Sequence[Request]
 ) -> Iterator[Session]:
-    """Lend the session of these models, a new one if the kept one does not fit; it has one user at a time."""
+    """Lend the session of these models, a new one if the kept one does not fit; it has one user at a time.
+
+    Raises: WorkerError in a child that was forked since the session was made.
+    """
     max_len = max(len(request.prompt_ids) + request.params.max_tokens for request in requests)
     call = _GenerateCall(model, draft, settings, max_len, num_rows=min(len(requests), _MOST_SEQUENCES))
+    if any(not one.home.is_here for one in _sessions.values()):
+        raise WorkerError(_ELSEWHERE)
     session = _sessions.pop(model, None)
     if session is not None and not session.fits(call):
         session.close()

@@ -6,10 +6,6 @@ all of them. What is done to a row's numbers, and in which order, does not depen
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
 from card.kernels.jit import tables as t
 from card.kernels.jit.addresses import (
     all_heads,
@@ -30,67 +26,23 @@ from card.kernels.jit.attention_blocks import (
     score_block,
     widen,
 )
-from card.kernels.jit.rows import ONE, ZERO, capped, exponential, sigmoid
+from card.kernels.jit.attention_scores import Queries, score_vectors, transpose_queries, vectors_of, weigh
+from card.kernels.jit.rows import ZERO, capped, sigmoid
 from card.kernels.jit.tables import LayerTable, PassTable
 from card.kernels.jit.vectors import (
     LANES,
     add,
     compiled,
     fill,
-    largest,
     load,
-    load_float,
     load_int,
-    maximum,
     store,
     store_float,
     times,
-    total,
 )
 
-_NOTHING = np.float32(-3.0e38)  # a score that gets no weight
 _MANY_UNITS = 16  # rows times KV heads for each thread: from here on whole KV heads are shared out evenly enough
 _UNSEEN, _IN_ORDER, _OWN = 0, 1, 2  # how a row sees a block: see `standing`
-
-
-class Queries(NamedTuple):
-    """Heads ``head`` to ``last_head`` of queries of rows ``first`` to ``last`` of one text."""
-
-    first: int
-    last: int
-    head: int
-    last_head: int
-
-
-@compiled
-def weigh(scores: int, seen: int, sink: int) -> None:
-    """Turn scores into weights whose sum is 1, in place, with weights of 0 up to a whole vector.
-
-    ``sink`` is the address of one more score, whose weight is left out and comes last in the sum; 0: there is none.
-    """
-    end = 4 * seen
-    width = (end + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)
-    for at in range(end, width, 4):
-        store_float(scores + at, _NOTHING)
-    most = load(scores)
-    for at in range(4 * LANES, width, 4 * LANES):
-        most = maximum(most, load(scores + at))
-    if sink:
-        most = maximum(most, fill(load_float(sink)))
-    top = fill(-largest(most))
-    for at in range(0, width, 4 * LANES):
-        store(scores + at, exponential(add(load(scores + at), top)))
-    for at in range(end, width, 4):
-        store_float(scores + at, ZERO)
-    sums = fill(ZERO)
-    for at in range(0, width, 4 * LANES):
-        sums = add(sums, load(scores + at))
-    whole = total(sums)
-    if sink:
-        whole = whole + largest(exponential(add(fill(load_float(sink)), top)))
-    share = fill(ONE / whole)
-    for at in range(0, width, 4 * LANES):
-        store(scores + at, times(load(scores + at), share))
 
 
 @compiled
@@ -136,11 +88,13 @@ def standing(table: PassTable, layer_idx: int, row: int, position: int) -> int:
 
 
 @compiled
-def widen_shared(table: PassTable, layer_idx: int, first: int, last: int, cached: int, position: int, out: int) -> None:
+def widen_shared(table: PassTable, layer_idx: int, first: int, last: int, cached: int, position: int, out: int) -> int:
     """Write a block as floats that some of rows ``first`` to ``last`` see in order, with zeros behind what they see.
 
     Args:
         cached: see `cached_at`.
+
+    Returns: how many positions of the block they see.
     """
     layer, size = layer_entry(table, layer_idx), 0
     num_vectors = layer.padded_head // LANES
@@ -151,6 +105,7 @@ def widen_shared(table: PassTable, layer_idx: int, first: int, last: int, cached
         begin = cached_row(row_entry(table, first), cached, position, cached_bytes(table, layer))
         widen(begin, table.kv_bytes, out, size * num_vectors)
         clear(out + 4 * LANES * size * num_vectors, 4 * LANES * (BLOCK - size) * num_vectors)
+    return size
 
 
 @compiled
@@ -189,13 +144,16 @@ def widen_picked(
 
 @compiled
 def use_block(
-    table: PassTable, layer_idx: int, queries: Queries, block: int, scores: int, width: int, sums: int
-) -> None:
+    table: PassTable, layer_idx: int, queries: Queries, block: int, scores: int, width: int, sums: int, done: int,
+    ahead: int,
+) -> None:  # fmt: skip
     """Score a block of keys for some queries, or add one of values to their sums.
 
     Args:
         scores, width: address of the first query's scores or weights of this block, and bytes from query to query.
         sums: address of the first query's sum; 0 for a block of keys.
+        done: how many of the queries have their scores.
+        ahead: address of the next block in the cache, which is fetched meanwhile.
     """
     layer, num_heads = layer_entry(table, layer_idx), queries.last_head - queries.head
     padded = layer.padded_head
@@ -205,31 +163,39 @@ def use_block(
         for one in range(0, num_queries, MOST_QUERIES):
             add_value_block(
                 min(MOST_QUERIES, num_queries - one), block, num_vectors, scores + width * one, width,
-                sums + sum_bytes * one, sum_bytes,
+                sums + sum_bytes * one, sum_bytes, ahead + LANES * num_vectors * one,
             )  # fmt: skip
         return
     scale, cap = fill(layer.scale), fill(table.score_cap)
     is_capped = table[PassTable.score_cap] != 0
     for row in range(queries.first, queries.last):
         query = table.projected + 4 * padded * (row * all_heads(layer) + queries.head)
-        for one in range(num_heads):
+        before = (row - queries.first) * num_heads
+        for one in range(max(0, done - before), num_heads):
             x = times(score_block(block, query + 4 * padded * one, num_vectors), scale)
             if is_capped:
                 x = capped(x, cap)
-            store(scores + width * ((row - queries.first) * num_heads + one), x)
+            store(scores + width * (before + one), x)
 
 
 @compiled
 def use_blocks(
     table: PassTable, layer_idx: int, queries: Queries, cached: int, begin: int, end: int, block: int, scores: int,
-    width: int, sums: int,
+    width: int, sums: int, transposed: int,
 ) -> None:  # fmt: skip
-    """Go through the blocks of positions ``begin`` to ``end``; arguments as of `widen_shared` and `use_block`."""
+    """Go through the blocks of positions ``begin`` to ``end``; arguments as of `widen_shared` and `use_block`.
+
+    Args:
+        transposed: what `transpose_queries` wrote.
+    """
     layer, num_heads = layer_entry(table, layer_idx), queries.last_head - queries.head
-    sum_bytes = room_of(layer.padded_head // LANES)
+    sum_bytes, num_queries = room_of(layer.padded_head // LANES), (queries.last - queries.first) * num_heads
     for position in range(begin, end, BLOCK):
-        here = scores + 4 * (position - begin)
-        widen_shared(table, layer_idx, queries.first, queries.last, cached, position, block)
+        here, following = scores + 4 * (position - begin), min(position + BLOCK, end - BLOCK)
+        ahead = cached_row(row_entry(table, queries.first), cached, following, cached_bytes(table, layer))
+        size = widen_shared(table, layer_idx, queries.first, queries.last, cached, position, block)
+        if size and not sums:  # what a row does not see gets no weight, and its own blocks are scored below
+            score_vectors(table, layer, num_queries, transposed, block, here, width, ahead)
         row = queries.first
         while row < queries.last:
             following = row
@@ -240,7 +206,7 @@ def use_blocks(
                 its_sums = sums + sum_bytes * query if sums else 0
                 use_block(
                     table, layer_idx, Queries(row, following, queries.head, queries.last_head), block,
-                    here + width * query, width, its_sums,
+                    here + width * query, width, its_sums, LANES * vectors_of(num_queries) - query, ahead,
                 )  # fmt: skip
             row = following + 1
         for row in range(queries.first, queries.last):
@@ -254,7 +220,7 @@ def use_blocks(
                 its_sums = sums + sum_bytes * query if sums else 0
                 use_block(
                     table, layer_idx, Queries(row, row + 1, queries.head, queries.last_head), block,
-                    here + width * query, width, its_sums,
+                    here + width * query, width, its_sums, 0, block,
                 )  # fmt: skip
 
 
@@ -305,7 +271,8 @@ def keep_queries(table: PassTable, layer_idx: int, queries: Queries) -> None:
 def attend(table: PassTable, layer_idx: int, queries: Queries, room: int) -> None:
     """Write the attention of queries whose heads share a KV head.
 
-    ``room`` has place for BLOCK rows as floats, BEHIND floats, and for each query a sum and the scores.
+    ``room`` has place for BLOCK rows as floats, BEHIND floats, what `transpose_queries` writes, and for each query, or
+    lane of a vector of them, a sum and the scores.
     """
     layer = layer_entry(table, layer_idx)
     heads, kv_heads, padded = layer.heads, layer.kv_heads, layer.padded_head
@@ -317,10 +284,12 @@ def attend(table: PassTable, layer_idx: int, queries: Queries, room: int) -> Non
     begin, end = begin // BLOCK * BLOCK, (end + BLOCK - 1) // BLOCK * BLOCK
     kv_head = queries.head * kv_heads // heads
     keys, values = cached_at(table, layer, kv_head), cached_at(table, layer, kv_heads + kv_head)
-    sums, sum_bytes = room + 4 * (BLOCK * padded + BEHIND), room_of(num_vectors)
+    transposed, sum_bytes = room + 4 * (BLOCK * padded + BEHIND), room_of(num_vectors)
     num_queries = (queries.last - queries.first) * num_heads
+    sums = transposed + 4 * LANES * padded * vectors_of(num_queries)
     scores, width = sums + num_queries * sum_bytes, 4 * (end - begin + LANES)  # weights are made in whole vectors
-    use_blocks(table, layer_idx, queries, keys, begin, end, room, scores, width, 0)
+    transpose_queries(table, layer, queries, sums, transposed)
+    use_blocks(table, layer_idx, queries, keys, begin, end, room, scores, width, 0, transposed)
     keep_queries(table, layer_idx, queries)
     keep_scores(table, layer_idx, queries, t.LOGITS_OF_ROWS, scores, width)
     sinks = layer_entry(table, layer_idx).sinks
@@ -335,7 +304,7 @@ def attend(table: PassTable, layer_idx: int, queries: Queries, room: int) -> Non
             store_float(its_scores + 4 * at, ZERO)
     keep_scores(table, layer_idx, queries, t.WEIGHTS_OF_ROWS, scores, width)
     clear(sums, num_queries * sum_bytes)
-    use_blocks(table, layer_idx, queries, values, begin, end, room, scores, width, sums)
+    use_blocks(table, layer_idx, queries, values, begin, end, room, scores, width, sums, transposed)
     row_bytes, gates = attended_bytes(layer), layer.more_heads
     for query in range(num_queries):
         row, one = queries.first + query // num_heads, queries.head + query % num_heads

@@ -16,6 +16,7 @@ from card.kernels.jit.vectors import (
     LANES,
     VOID,
     compiled,
+    fetch,
     fill,
     fma_of,
     load,
@@ -35,6 +36,7 @@ _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _IS_WIDE = PRODUCT.lanes == LANES  # 32 registers of 16 floats; otherwise 16 of 8, or 32 of 4
 _SCORED = BLOCK if _IS_WIDE else 4  # positions whose sums fill the registers
 MOST_QUERIES, _ACROSS = (4, 4) if _IS_WIDE else (2, 2)  # whose outputs are summed at once, and vectors of each
+_FETCHED = MOST_QUERIES * _ACROSS // 4  # lines meanwhile: so 32 queries fetch all of a block of float16
 
 
 def _folded(builder: Builder, rows: list[Value], width: int) -> Value:
@@ -93,12 +95,15 @@ def score_block(builder: Builder, rows: Value, query: Value, num_vectors: Value)
 
 def _write_sums(builder: Builder, num_queries: int, values: tuple[Value, ...]) -> None:
     """Write the loop that adds BLOCK rows times the weights of so many queries, whose sums fill the registers."""
-    rows, num_vectors, weights, weight_bytes, out, out_bytes = values
+    rows, num_vectors, weights, weight_bytes, out, out_bytes, ahead = values
     row_bytes = builder.mul(num_vectors, ir.Constant(_I64, 4 * LANES))
     rounds = builder.udiv(builder.add(num_vectors, ir.Constant(_I64, _ACROSS - 1)), ir.Constant(_I64, _ACROSS))
     index, _, end = loop(builder, rounds, [])
     at = builder.mul(index, ir.Constant(_I64, 4 * LANES * _ACROSS))
     row = builder.add(rows, at)
+    first_line = builder.add(ahead, builder.mul(index, ir.Constant(_I64, 64 * _FETCHED)))
+    for line in range(_FETCHED):
+        fetch(builder, moved(builder, first_line, 64 * line))
     of_queries = [builder.mul(out_bytes, ir.Constant(_I64, query)) for query in range(num_queries)]
     places = [builder.add(builder.add(out, at), of_query) for of_query in of_queries]
     of_queries = [builder.mul(weight_bytes, ir.Constant(_I64, query)) for query in range(num_queries)]
@@ -117,7 +122,7 @@ def _write_sums(builder: Builder, num_queries: int, values: tuple[Value, ...]) -
     end([])
 
 
-@operation(VOID, *[INT] * 7)
+@operation(VOID, *[INT] * 8)
 def add_value_block(builder: Builder, num_queries: Value, *values: Value) -> None:
     """Add BLOCK rows of floats times weights to the sums of 1 to MOST_QUERIES queries, one row after the other.
 
@@ -125,6 +130,7 @@ def add_value_block(builder: Builder, num_queries: Value, *values: Value) -> Non
         rows, num_vectors: address of the rows, and how many vectors each has. A vector behind them is read, too.
         weights, weight_bytes: address of the first query's BLOCK weights, and bytes from query to query.
         out, out_bytes: address of the first query's sum, of `room_of` bytes, and bytes from query to query.
+        ahead: address from which on the cache is fetched, 16 bytes for each vector and query.
     """
     done = builder.append_basic_block("added")
     switch = builder.switch(num_queries, done)

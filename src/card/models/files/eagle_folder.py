@@ -21,7 +21,9 @@ _LAYER_IDS, _COUNTED_AS_OUTPUTS = "eagle_aux_hidden_state_layer_ids", "target_la
 _SUBSET = "draft_vocab_size"
 _CLASSES = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3Eagle3Model", "PEagleDraftModel"})
 _KINDS = ("eagle3", "peagle")
-_PARALLEL_KEYS = ("parallel_drafting", "ptd_token_id", "mask_token_id")  # of heads of several tokens a pass
+_PARALLEL, _MASK_KEYS = "parallel_drafting", ("mask_token_id", "ptd_token_id")  # of heads of several tokens a pass
+_DEPTHS = ("para_depths", "num_depths")  # how many tokens these were trained for
+_USUAL_TOKENS, _MOST_TOKENS = 7, 64  # of a pass: as its authors run P-EAGLE where a folder does not say, and a bound
 _FLAGS = frozenset({"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"})
 _HARMLESS = frozenset({"use_aux_hidden_state", "embed_requires_grad", "norm_eps"})
 
@@ -40,6 +42,8 @@ class HeadFacts:
     norm_output: bool  # the state that is handed on is the normed one
     asks_input_norm: bool  # what the first linear layer reads is normed as a whole
     asks_layer_norms: bool  # or layer by layer
+    num_tokens: int = 1  # that a pass drafts: the last ones of masks (P-EAGLE)
+    mask_id: int | None = None  # the token of the masks
 
 
 def is_eagle_folder(folder: Path) -> bool:
@@ -67,9 +71,7 @@ def read_facts(folder: Path) -> HeadFacts:
     if not isinstance(nested, dict) or not isinstance(inner, dict):
         raise FlagError(f"its {_NESTED if not isinstance(nested, dict) else _LAYER_CONFIG} is no object")
     stated = {**raw, **nested}
-    parallel = next((name for name in _PARALLEL_KEYS if stated.get(name) not in (None, False)), None)
-    if raw.get(_KIND) == "peagle" or parallel is not None:
-        raise FlagError(f"it drafts several tokens a pass ({parallel or _KIND}), which no head does here yet")
+    num_tokens, mask_id = _masks(stated)
     for name, value in stated.items():
         is_known = name in _FLAGS | _HARMLESS | {_LAYER_IDS}
         asks = name in nested or name.startswith(("norm_", "fc_", "embed_"))
@@ -85,7 +87,35 @@ def read_facts(folder: Path) -> HeadFacts:
         norm_output=bool(stated.get("norm_output")),
         asks_input_norm=bool(stated.get("norm_before_fc")),
         asks_layer_norms=bool(stated.get("fc_norm")),
+        num_tokens=num_tokens,
+        mask_id=mask_id,
     )
+
+
+def stated_config(sizes: Mapping[str, Any], target_layers: Sequence[int], num_tokens: int) -> dict[str, Any]:
+    """Return the config.json of a head of so many tokens as SpecForge writes it; arguments as of `HeadFacts`."""
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        **sizes,
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        _SUBSET: num_tokens,
+        _NESTED: {"use_aux_hidden_state": True, _LAYER_IDS: [one - 1 for one in target_layers]},
+    }
+
+
+def _masks(stated: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Return how many tokens a pass drafts, and the token of the masks. Raises: FlagError that names a key."""
+    mask_id = next((stated[name] for name in _MASK_KEYS if stated.get(name) is not None), None)
+    if stated.get(_KIND) != _KINDS[1] and not stated.get(_PARALLEL) and mask_id is None:
+        return 1, None
+    if type(mask_id) is not int:
+        raise FlagError(f"it drafts several tokens a pass, and its {_MASK_KEYS[0]} is {str(mask_id)[:40]}, no token")
+    count = next((stated[name] for name in _DEPTHS if stated.get(name) is not None), _USUAL_TOKENS)
+    if type(count) is not int or not 1 <= count <= _MOST_TOKENS:
+        raise FlagError(f"it drafts {str(count)[:40]} tokens a pass, it must be 1 to {_MOST_TOKENS}")
+    return count, mask_id
 
 
 def counted_layers(ids: Sequence[int], *, is_output: bool) -> tuple[int, ...]:

@@ -3,13 +3,12 @@
 A row of it stands for a token of the text and for the target's state from which that token was chosen. Both are normed
 and joined by a linear layer; the layer follows, then a norm, then the target's head. The normed state stands in for the
 target's in the next row of a draft. Source: DeepSeek-V3, arXiv:2412.19437, section 2.2 (multi-token prediction); the
-names and the state after the final norm are those of Qwen3.5's and Qwen3-Next's files.
+names and the state after the final norm are those of Qwen3.5's and Qwen3-Next's files; GLM-4.5's block has other names.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -21,6 +20,7 @@ from card.kernels.packed_linear import PANEL, PackedLinear, multiply_rows
 from card.models.architectures import Architecture, find_architecture
 from card.models.draft_vocab import with_head_of
 from card.models.features import FINAL
+from card.models.files.block_names import JOIN, PREFIX, STATE_NORM, TOKEN_NORM, BlockNames, names_of_block
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.source import GgufSource
 from card.models.files.mapped_weights import MappedWeights
@@ -31,11 +31,9 @@ from card.models.own.decoder_model import DecoderModel
 from card.models.own.exact_layers import as_stored, check_numbers, norm_weight, packed, rms_norm
 from card.models.own.expert_weights import split_experts
 from card.models.own.layers import BlockWeight, Linear, Weight, embedded
-from card.models.own.plain_config import read_config
+from card.models.own.plain_config import config_of_block, read_config
 
-_PREFIX = "mtp."
-_JOIN, _TOKEN_NORM, _STATE_NORM = "fc.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"
-_JOINING = (_JOIN, _TOKEN_NORM, _STATE_NORM)
+_JOINING = (JOIN, TOKEN_NORM, STATE_NORM)
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -137,30 +135,33 @@ class DraftBlock(DecoderModel):
         weights: Mapping[str, Weight],
         joining: Mapping[str, Weight],
         lent: Lent,
+        names: BlockNames,
     ) -> None:
         """Take over the weights of the layer, by the names of a decoder's first, and those that make inputs.
 
         Args:
             weights: with the target's embeddings and head, as a decoder has them.
-            joining: what makes inputs, by the names of `mtp.`.
+            joining: what makes inputs, by their names here.
+            names: in the files, for errors.
         Raises: KeyError, ValueError as `DecoderModel` does; BlockError for weights of another width.
         """
         super().__init__(architecture, config, GenerationConfig(), weights)
         self.packed_head = lent.head
         width = int(config.hidden_size)
-        for name, shape in ((_JOIN, (width, 2 * width)), (_TOKEN_NORM, (width,)), (_STATE_NORM, (width,))):
+        for name, shape in ((JOIN, (width, 2 * width)), (TOKEN_NORM, (width,)), (STATE_NORM, (width,))):
             if tuple(joining[name].shape) != shape:
-                raise BlockError(f"{_PREFIX}{name} has shape {list(joining[name].shape)}, the model asks for {shape}")
-        check_numbers(self, ((_PREFIX + name, weight) for name, weight in joining.items()))
+                words = f"{name} has shape {list(joining[name].shape)}, the model asks for {shape}"
+                raise BlockError(names.in_words(words))
+        check_numbers(self, ((names.in_words(name), weight) for name, weight in joining.items()))
         token_norm, state_norm = (
-            norm_weight(np.asarray(joining[name]), architecture.norm_offset) for name in (_TOKEN_NORM, _STATE_NORM)
+            norm_weight(np.asarray(joining[name]), architecture.norm_offset) for name in (TOKEN_NORM, STATE_NORM)
         )
         self.inputs: RowInputs = BlockInputs(
             lent.embeddings,
             token_norm,
             state_norm,
             float(getattr(config, architecture.norm_eps)),
-            packed(as_stored, Linear(joining[_JOIN]), out_multiple=PANEL),  # a coarser one costs acceptance
+            packed(as_stored, Linear(joining[JOIN]), out_multiple=PANEL),  # a coarser one costs acceptance
         )
 
     @property
@@ -186,7 +187,13 @@ class DraftBlock(DecoderModel):
 
 def has_folder_block(folder: Path) -> bool:
     """Return whether the files of a folder hold a block that drafts. Raises: OSError, ValueError."""
-    return f"{_PREFIX}{_JOIN}" in (tensor_shapes(folder) or {})
+    return _names_of(folder, tensor_shapes(folder) or {}) is not None
+
+
+def _names_of(folder: Path, names: Iterable[str]) -> BlockNames | None:
+    """Return what a folder calls the tensors of its block; None: it has none."""
+    config = read_config(folder)
+    return names_of_block(names, None if config is None else config.num_hidden_layers)
 
 
 def read_folder_block(folder: Path, lent: Lent, *, dtype: str) -> DraftBlock:
@@ -205,12 +212,14 @@ def read_folder_block(folder: Path, lent: Lent, *, dtype: str) -> DraftBlock:
     wanted = STORED_DTYPES[str(config.dtype) if dtype == "auto" else dtype]
     files = tuple(MappedWeights(file) for file in weight_files(folder))
     stored = {name: array for file in files for name, array in file.arrays.items()}
-    block = {name.removeprefix(_PREFIX): array for name, array in stored.items() if name.startswith(_PREFIX)}
-    ends = {inner_name(name): array for name, array in stored.items() if not name.startswith(_PREFIX)}
+    names = names_of_block(stored, config.num_hidden_layers)
+    assert names is not None
+    block = {own: array for name, array in stored.items() if (own := names.local_name(name)) is not None}
+    head = next((array for name, array in stored.items() if inner_name(name) == _HEAD), None)
     try:
-        made = block_of(architecture, config, block, ends.get(_HEAD), lent, wanted)
+        made = block_of(architecture, config, block, head, lent, wanted, names)
     finally:
-        del stored, ends
+        del stored
     made.pages = files
     return made
 
@@ -231,14 +240,17 @@ def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str, as_stored: bool
             f"{lent.embeddings.shape[0]} and {lent.embeddings.shape[1]}"
         )
     as_stored = as_stored and gguf.block_runs_as_stored
-    only = {_HEAD, *(_PREFIX + name for name in _JOINING)} if as_stored else None
+    only = {_HEAD, *(PREFIX + name for name in _JOINING)} if as_stored else None
     weights: dict[str, Weight] = dict(gguf.block_weights(dtype, only))
     head = weights.pop(_HEAD, None)
+    pages: MappedWeights | None = None
     if as_stored:
-        weights = {**gguf.stored_block_weights(), **weights}
+        packed_weights, pages = gguf.stored_block_weights()
+        weights = {**packed_weights, **weights}
         architecture = architecture.as_stored(weights)
-    block = {name.removeprefix(_PREFIX): array for name, array in weights.items()}
-    made = block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype))
+    block = {name.removeprefix(PREFIX): array for name, array in weights.items()}
+    made = block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype), BlockNames())
+    made.pages = () if pages is None else (pages,)
     ids = gguf.block_ids
     return made if ids is None else with_head_of(made, ids)
 
@@ -250,18 +262,20 @@ def block_of(
     head: Weight | None,
     lent: Lent,
     dtype: Dtype,
+    names: BlockNames,
 ) -> DraftBlock:
     """Return a block of arrays.
 
     Args:
         config: of the whole model.
-        block: its weights by the names that follow `mtp.` in a folder.
+        block: its weights by their names here.
         head: of the model, for a block that proposes some tokens only; None: it is tied to the embeddings.
         dtype: of the weights of the layer.
+        names: in the files, for errors.
     Raises: BlockError that names a weight.
     """
     if more := sorted(name for name in block if name.startswith("layers.") and not name.startswith("layers.0.")):
-        raise BlockError(f"it has several blocks ({_PREFIX}{more[0]}), and one is run here")
+        raise BlockError(f"it has several blocks ({names.in_words(f'model.{more[0]}')}), and one is run here")
     joining = {name: block[name] for name in _JOINING if name in block}
     layer = {f"model.{name}": array for name, array in block.items() if name not in joining}
     weights = {
@@ -269,8 +283,7 @@ def block_of(
     }
     if not any(isinstance(one, BlockWeight) for one in weights.values()):  # else experts are apart
         weights = split_experts(weights, architecture)
-    layer_config = copy.copy(config)
-    layer_config.num_hidden_layers, layer_config.layer_types = 1, ["full_attention"]
+    layer_config = config_of_block(config, architecture)
     weights[_TABLE] = lent.embeddings
     if (lent_head := lent.head_blocks or lent.head_weight) is not None:
         weights[_HEAD], layer_config.tie_word_embeddings = lent_head, False
@@ -279,18 +292,10 @@ def block_of(
             raise BlockError("its head is missing")
         weights[_HEAD] = head
     try:
-        return DraftBlock(architecture, layer_config, weights, joining, lent)
+        return DraftBlock(architecture, layer_config, weights, joining, lent, names)
     except KeyError as error:
-        raise BlockError(f"its tensor {_in_file(error.args[0])} is missing") from None
+        raise BlockError(f"its tensor {names.in_words(error.args[0])} is missing") from None
     except BlockError:
         raise
     except ValueError as error:
-        raise BlockError(_in_file(str(error))) from None
-
-
-def _in_file(words: str) -> str:
-    """Return words about a weight with the name that the file has for it."""
-    for name in _JOINING:
-        if words == name:
-            return _PREFIX + name
-    return words.replace("model.layers.", f"{_PREFIX}layers.").replace("model.norm", f"{_PREFIX}norm")
+        raise BlockError(names.in_words(str(error))) from None

@@ -4,10 +4,14 @@ A row of it stands for a token of the text and for the target's states from whic
 joins the states to one. Queries, keys and values are made of the token's embedding and of that state, each normed. They
 are sums of two parts: that of the embedding is kept by token, and the pass adds that of the state. The state behind the
 layer stands in for the target's in the next row of a draft. Source: EAGLE-3, arXiv:2503.01840.
+
+A P-EAGLE head (arXiv:2602.01469) has some more layers. Its pass runs masks behind the newest token, each a row of one
+token and one state that were trained for it, and each drafts a token.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +21,11 @@ import numpy as np
 from card.kernels.number_types import Array, Dtype, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear, multiply_rows
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import HEAD_NORMS, NormPlace, Part
+from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, NormPlace, Part
 from card.models.features import FINAL, RAW
 from card.models.files.eagle_folder import FC, LAYER_PREFIXES, HeadFacts
 from card.models.files.generation_config import GenerationConfig
-from card.models.layer_shape import LayerShape
+from card.models.layer_shape import LayerShape, stated_shape
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.draft_block import BlockError, Lent
 from card.models.own.exact_layers import as_stored, check_numbers, packed, rms_norm, with_padded_heads
@@ -31,6 +35,8 @@ from card.models.own.plain_config import config_of
 from card.models.rows.row_tree import IntArray
 
 _TABLE, _HEAD, _NORM, _LAYER = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers.0."
+_MASK = "mask_hidden"
+_NUMBERED = re.compile(r"model\.layers\.(\d{1,3})\.")
 _OFFSETS, _IN_SUBSET, _INPUT_NORM, _LAYER_NORM = "d2t", "t2d", "input_norm.weight", "fc_norm.{}.weight"
 _TOKEN_NORM, _STATE_NORM = "input_layernorm.weight", "hidden_norm.weight"
 _PROJECTIONS = tuple(f"self_attn.{one}_proj.weight" for one in "qkv")
@@ -57,6 +63,7 @@ class _Joining:
     token_norm: Floats  # [D]
     state_norm: Floats | None  # [D]: of what a row begins with; None: it begins with the state as it is
     sums: Array  # [first heads with their padding, D]
+    mask: Floats | None  # [layers * width]: what stands for the target's states in rows of masks
 
 
 class HeadInputs:
@@ -65,8 +72,15 @@ class HeadInputs:
     first_place = 1  # the first token has no state, and heads are trained without a row for it
 
     def __init__(
-        self, joining: _Joining, embeddings: Weight, eps: float, target_layers: tuple[int, ...], own_state: int
+        self,
+        joining: _Joining,
+        embeddings: Weight,
+        eps: float,
+        target_layers: tuple[int, ...],
+        own_state: int,
+        masks: tuple[int, int],
     ) -> None:
+        """Pack the matrices; ``masks`` are the tokens that a pass drafts, and the id of those of masks."""
         self.target_layers, self.own_state = target_layers, own_state
         self.width, states = joining.fc.shape
         self.target_width = states // len(target_layers)
@@ -76,6 +90,8 @@ class HeadInputs:
         self._sums, self._num_sums = _packed(joining.sums), len(joining.sums)
         self._sums_of: dict[int, Floats] = {}
         self._most_kept = max(1, _KEPT_BYTES // (4 * self._num_sums))
+        self.num_tokens, self.mask_id = masks
+        self._mask = None if joining.mask is None else self.fused(joining.mask[None])
 
     @property
     def num_bytes(self) -> int:
@@ -94,6 +110,11 @@ class HeadInputs:
         """Return the inputs of rows with tokens [n] and states [n, D], sums for the heads behind each."""
         begin = states if self._state_norm is None else rms_norm(states, self._state_norm, self._eps)
         return np.concatenate([begin, self._sums_for(token_ids)], -1)
+
+    def mask_rows(self, count: int) -> Floats:
+        """Return the inputs of so many rows of masks, as `rows` does."""
+        assert self._mask is not None
+        return self.rows([self.mask_id] * count, np.repeat(self._mask, count, 0))
 
     def _sums_for(self, token_ids: Sequence[int]) -> Floats:
         """Return the parts of queries, keys and values that embeddings make, those of the latest tokens kept."""
@@ -135,7 +156,9 @@ def eagle_head(facts: HeadFacts, stored: Mapping[str, Array], target: HeadTarget
     Raises: BlockError that names what does not fit, in words that follow the head's name.
     """
     tensors = _named(stored)
-    config = _config(facts, dtype, target)
+    num_layers = 1 + max((int(found[1]) for found in map(_NUMBERED.match, tensors) if found), default=0)
+    config = _config(facts, dtype, target, min(num_layers, len(tensors)))
+    masks = facts.num_tokens, _mask_id(facts, int(config.vocab_size))
     layers = _target_layers(facts, target.num_layers)
     fc = _take(tensors, FC)
     _check_fc(fc, int(config.hidden_size), layers, target.width)
@@ -151,7 +174,7 @@ def eagle_head(facts: HeadFacts, stored: Mapping[str, Array], target: HeadTarget
     }
     weights[_TABLE] = table
     own_state = FINAL if facts.norm_output else RAW
-    inputs = HeadInputs(joining, table, float(config.rms_norm_eps), layers, own_state)
+    inputs = HeadInputs(joining, table, float(config.rms_norm_eps), layers, own_state, masks)
     try:
         made = EagleHead(architecture, config, weights, output_ids, inputs)
     except KeyError as error:
@@ -170,22 +193,28 @@ def _packed(weight: Array) -> PackedLinear:
 
 
 def _named(stored: Mapping[str, Array]) -> dict[str, Array]:
-    """Return tensors under a decoder's names. Raises: BlockError for a second layer."""
+    """Return tensors under a decoder's names."""
     named = dict[str, Array]()
     for name, array in stored.items():
-        prefix = next((one for one in LAYER_PREFIXES if name.startswith(one)), None)
-        if prefix is not None:
-            named[_LAYER + name.removeprefix(prefix)] = array
-        elif name.startswith("layers."):
-            raise BlockError(f"it has several layers ({name}), and one is run here")
+        if name.startswith(LAYER_PREFIXES[0]):
+            named[_LAYER + name.removeprefix(LAYER_PREFIXES[0])] = array
         else:
-            named[f"model.{name}" if name in ("norm.weight", "embed_tokens.weight") else name] = array
+            is_inner = name.startswith("layers.") or name in ("norm.weight", "embed_tokens.weight")
+            named[f"model.{name}" if is_inner else name] = array
     return named
+
+
+def _mask_id(facts: HeadFacts, vocab_size: int) -> int:
+    """Return the token of masks; 0 for a head without any. Raises: BlockError if there is no such token."""
+    if facts.mask_id is not None and not 0 <= facts.mask_id < vocab_size:
+        raise BlockError(f"its masks are token {facts.mask_id}, and there are 0 to {vocab_size - 1}")
+    return facts.mask_id or 0
 
 
 def _in_file(words: str) -> str:
     """Return words about a weight with a name that files have for it."""
-    return words.replace(_LAYER, LAYER_PREFIXES[0]).replace(_NORM, "norm.weight").replace(_TABLE, "embed_tokens.weight")
+    words = words.replace(_LAYER, LAYER_PREFIXES[0]).replace("model.layers.", "layers.")
+    return words.replace(_NORM, "norm.weight").replace(_TABLE, "embed_tokens.weight")
 
 
 def _take(tensors: dict[str, Array], name: str, *shape: int) -> Array:
@@ -200,12 +229,12 @@ def _take(tensors: dict[str, Array], name: str, *shape: int) -> Array:
     return tensor
 
 
-def _config(facts: HeadFacts, dtype: Dtype, target: HeadTarget) -> Any:
-    """Return the config of the layer. The length that it states is that of training, and no limit."""
+def _config(facts: HeadFacts, dtype: Dtype, target: HeadTarget, num_layers: int) -> Any:
+    """Return the config of the layers. The length that it states is that of training, and no limit."""
     whole = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 1,
+        "num_hidden_layers": num_layers,
         "layer_types": None,
         "tie_word_embeddings": False,
         "attention_bias": False,
@@ -269,16 +298,21 @@ def _output_ids(offsets: Array | None, num_outputs: int, vocab_size: int) -> Int
 
 
 def _architecture(facts: HeadFacts, tensors: Mapping[str, Array]) -> Architecture:
-    """Return the layer's architecture: a Llama's, with biases and norms of heads as its tensors have them."""
+    """Return the layers' architecture: a Llama's, with biases and norms of heads as its tensors have them."""
     plain = find_architecture("llama")
     assert plain is not None
-    norms: dict[NormPlace, Part] = {"mlp_in": plain.norms["mlp_in"]}
-    if not facts.norm_before_residual:
-        norms["attention_in"] = Part("hidden_norm", "attn_norm_2", ("hidden",))
+    norms: dict[NormPlace, Part] = {
+        "attention_in": replace(PRE_NORMS["attention_in"], only=lambda shape: not shape.reads_normed),
+        "mlp_in": PRE_NORMS["mlp_in"],
+    }
     if f"{_LAYER}self_attn.q_norm.weight" in tensors:
         norms |= HEAD_NORMS
     biases: Any = {kind: True for kind, name in _BIASES.items() if _LAYER + name in tensors}
-    return replace(plain, norms=norms, biases=biases)
+
+    def shapes(config: Any, layer: int) -> LayerShape:
+        return replace(stated_shape(config, layer), reads_normed=facts.norm_before_residual and layer == 0)
+
+    return replace(plain, norms=norms, biases=biases, shapes=shapes)
 
 
 def _joining(facts: HeadFacts, tensors: dict[str, Array], fc: Array, shape: LayerShape, num_layers: int) -> _Joining:
@@ -290,14 +324,31 @@ def _joining(facts: HeadFacts, tensors: dict[str, Array], fc: Array, shape: Laye
     elif facts.asks_layer_norms or _LAYER_NORM.format(0) in tensors:
         norms = [_norm(tensors, _LAYER_NORM.format(i), num_states // num_layers) for i in range(num_layers)]
     token_norm = _norm(tensors, _LAYER + _TOKEN_NORM, width)
-    state_norm = _norm(tensors, _LAYER + _STATE_NORM, width) if facts.norm_before_residual else None
+    stored_norm = _take(tensors, _LAYER + _STATE_NORM, width)
+    state_norm = stored_norm.astype(np.float32) if facts.norm_before_residual else None
+    if state_norm is None:  # the layer norms what it reads, as any other
+        tensors[_LAYER + _TOKEN_NORM] = stored_norm
+    mask: Floats | None = None
+    if facts.num_tokens > 1:
+        mask = _mask_of(tensors, num_states)
     halves = []
     counts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     for name, count in zip(_PROJECTIONS, counts, strict=True):
         whole = _take(tensors, _LAYER + name, count * shape.head_size, 2 * width)
         halves.append(with_padded_heads(whole[:, :width], count, 0, padded_head(shape)))
         tensors[_LAYER + name] = np.ascontiguousarray(whole[:, width:])
-    return _Joining(fc, tuple(norms), token_norm, state_norm, np.concatenate(halves))
+    return _Joining(fc, tuple(norms), token_norm, state_norm, np.concatenate(halves), mask)
+
+
+def _mask_of(tensors: dict[str, Array], size: int) -> Floats:
+    """Take the states of masks. Raises: BlockError if they are not there, or of another size."""
+    if _MASK not in tensors:
+        raise BlockError(f"its tensor {_MASK} is missing")
+    mask = tensors.pop(_MASK)
+    if mask.size != size:
+        raise BlockError(f"{_MASK} has shape {list(mask.shape)}, and {size} numbers are needed")
+    found: Floats = mask.reshape(-1).astype(np.float32)
+    return found
 
 
 def _norm(tensors: dict[str, Array], name: str, size: int) -> Floats:

@@ -299,8 +299,9 @@ class ExactDecoder:
         size = max((layer.head_size for layer in self.layout.layers), default=0)
         of_inputs = 0 if self._inputs is None else self._inputs.padded_width
         groups = max(padded(self._width, GROUP), layers.attended, of_inputs) // GROUP
-        attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
-        attending += 4 * layers.most_together * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)
+        attending = 4 * (LANES * size + GROUP)  # of floats; each query lies there transposed, and has a sum and scores
+        of_query = 2 * padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES
+        attending += 4 * layers.most_together * of_query
         panels = 0  # of expanded panels: of gate and up, or of down
         if buffers.num_rows > MOST_TILE_ROWS:
             of_mlps = max(layers.mlp_widths, default=0) // GROUP

@@ -181,8 +181,8 @@ class LayerTables:
 
     @property
     def most_together(self) -> int:
-        """The most queries whose scores a layer keeps at once."""
-        return max(TOGETHER, *(one.num_heads // one.num_kv_heads for one in self.shapes))
+        """The most queries whose scores a layer keeps at once, in whole vectors."""
+        return padded(max(TOGETHER, *(one.num_heads // one.num_kv_heads for one in self.shapes)), LANES)
 
     def _heads(self, shape: LayerShape) -> _Heads:
         """Return the heads that a layer has room for, with their padding; other layers have panels instead."""

@@ -71,6 +71,15 @@ def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:
         return None
 
 
+def config_of_block(config: DecoderConfig, architecture: Architecture) -> DecoderConfig:
+    """Return the config of the block that drafts, as a model of one layer: it attends, and has experts if some do."""
+    block = copy.copy(config)
+    block.num_hidden_layers, block.layer_types = 1, ["full_attention"]
+    if architecture.experts is not None and architecture.experts.first is not None:
+        setattr(block, architecture.experts.first, 0)
+    return block
+
+
 def least_state_bytes(config: DecoderConfig) -> int:
     """Return the least memory of what layers without attention keep of a sequence, in 32 bits."""
     architecture = find_architecture(config.model_type)

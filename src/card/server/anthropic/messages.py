@@ -11,13 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from card.api.outputs import StreamChunk
-from card.errors import CardError
 from card.server.answers import event, json_response
 from card.server.anthropic.errors import message_error
 from card.server.anthropic.schemas import CountRequest, MessagesRequest
 from card.server.bodies import read_body, run_apart
 from card.server.chat import start_chat
-from card.server.errors import as_api_error
+from card.server.errors import ApiError
 from card.server.generation import Generation
 from card.server.service import Service
 from card.server.streaming import EventStream
@@ -171,6 +170,6 @@ def _event(content: dict[str, Any]) -> bytes:
     return f"event: {content['type']}\n".encode() + event(content)
 
 
-def _failure(error: CardError) -> bytes:
+def _failure(error: ApiError) -> bytes:
     """Return the event that ends a stream with an error."""
-    return _event(message_error(as_api_error(error)))
+    return _event(message_error(error))

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from card.api.outputs import StreamChunk
-from card.errors import CardError
 from card.server.chat import content_logprobs
-from card.server.errors import as_api_error
+from card.server.errors import ApiError
 from card.server.generation import Generation
 from card.server.service import Service
 from card.server.streaming import EventStream
@@ -38,9 +37,9 @@ def line(content: object) -> bytes:
     return _encode(content) + b"\n"
 
 
-def failure(error: CardError) -> bytes:
+def failure(error: ApiError) -> bytes:
     """Return the line that ends a stream with an error."""
-    return line({"error": str(as_api_error(error))})
+    return line({"error": str(error)})
 
 
 class LineStream(EventStream):

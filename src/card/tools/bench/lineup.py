@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from card.api.llm import LLM
+from card.assembly.drafters import load_state_draft
 from card.assembly.plan import DEFAULT_MODEL_LEN, readable
 from card.config import INT8, DraftSettings, ResolvedParams
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.family.judges.knobs import parse_judge
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import dtype_name
 from card.machine.threads import pinned
+from card.models.block_loading import is_state_drafter
+from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_tokenizer
+from card.models.names import OWN_BLOCK
 from card.models.others import others
 from card.models.own.decoder_model import is_int8
 from card.models.own.reasons import could_run_int8, is_exact
@@ -166,6 +170,11 @@ def make_plan(
             raise SettingsError(f"two pairs are named {pair.name}; name different models or prices")
         if pair.draft is None and (needing := [name for name in names if needs_draft(name)]):
             raise SettingsError(f"row {needing[0]} needs a draft model, and pair {pair.name} has none: give --draft")
+        for name in names if _block_of(pair) is not None else ():
+            if needs_draft(name) and (name in THEIRS or spec_of(name).drafter == "beside"):
+                raise SettingsError(
+                    f"row {name} runs without the target's states, which {pair.draft} reads; leave the row out"
+                )
         for name in names:
             head = needed_head(name)
             if head is not None and settings.own.get(head) is None:
@@ -175,6 +184,18 @@ def make_plan(
     return BenchPlan(
         rows=rows, baseline=BASELINE, pairs=opened, datasets=tuple(datasets), params=settings.params, **how
     )
+
+
+def _block_of(pair: PairSpec) -> str | None:
+    """Return the model in whose files the block or head of a pair lies; None if its draft model stands alone.
+
+    Raises: SettingsError for a block or head of an inflated target.
+    """
+    if pair.draft is None or not (pair.draft == OWN_BLOCK or is_state_drafter(pair.draft, cache_dir=None)):
+        return None
+    if pair.target_cost is not None:
+        raise SettingsError(f"{named('target_cost')} does not go with a block or a head: leave one of the two out")
+    return pair.target if pair.draft == OWN_BLOCK else pair.draft
 
 
 class Lineup:
@@ -193,7 +214,9 @@ class Lineup:
         self._stack = contextlib.ExitStack()
         self._llms: dict[str, LLM] = {}
         self.tokenizer = load_tokenizer(pair.target)
-        self._draft = None if pair.draft is None else load_decoder(pair.draft, dtype=settings.dtype)
+        self._block = _block_of(pair)  # with it rows load both models by their names
+        is_apart = pair.draft is not None and self._block is None
+        self._draft = load_decoder(str(pair.draft), dtype=settings.dtype) if is_apart else None
         self._target = load_decoder(pair.target, dtype=settings.dtype)
         if pair.target_cost:
             self._target = inflate(self._target, parse_parameter_count(pair.target_cost))
@@ -212,14 +235,20 @@ class Lineup:
 
     def pair_facts(self) -> ModelPair:
         """Return the facts of the pair."""
+        draft = self._draft
+        if self._block is not None:
+            runner = self._llm(BASELINE, spec_of(BASELINE), {}).host.runner
+            draft = load_state_draft(self._block, self._target, runner, self.tokenizer, dtype=self._settings.dtype)
+        read = None if draft is None else drafter_of(draft, is_own=self._pair.draft == OWN_BLOCK)
         return ModelPair(
             name=self._pair.name,
             target=self._pair.target,
             draft=self._pair.draft,
             target_cost=price_in_words(self._target),
             target_parameters=parameter_count(self._target),
-            draft_parameters=None if self._draft is None else parameter_count(self._draft),
-            fingerprint=weights_fingerprint(self._target, self._draft),
+            draft_parameters=None if draft is None else parameter_count(draft),
+            draft_bytes=None if read is None else read.step_bytes,
+            fingerprint=weights_fingerprint(self._target, draft),
         )
 
     def make_rows(self, prompts: PromptIds, chosen: Mapping[str, Mapping[str, Any]]) -> list[Row]:
@@ -271,9 +300,12 @@ class Lineup:
                 assert self._settings.forced_acceptance is not None
                 coins = ForcedAcceptance(self._settings.forced_acceptance, self._settings.params.seed or 0)
                 settings |= {"verifier": coins, "allows_inexact": True}
-            draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
+            draft: Any = {"none": None, "turns": self._pair.draft if self._draft is None else self._draft}.get(
+                spec.drafter, self._pair.draft
+            )
+            target = self._target if self._block is None or draft is None else self._pair.target
             with pinned(core_set(self._settings.cores, None)):  # a tuned row chooses its cores among these
-                llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)
+                llm = LLM(target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)
             self._llms[key] = self._stack.enter_context(llm)
         return self._llms[key]
 

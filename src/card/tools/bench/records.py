@@ -30,6 +30,7 @@ class ModelPair:
     target_cost: str | None  # of an inflated target: what it costs and what it is
     target_parameters: int
     draft_parameters: int | None
+    draft_bytes: int | None = None  # of weights that a step of the draft model reads; None: it is not known
     fingerprint: str = ""  # of both models' weights, checked when a run is resumed
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from card.api.host import Host
 from card.api.llm import LLM
-from card.assembly.drafters import proposed_ids, restricted
+from card.assembly.drafters import load_state_draft
 from card.assembly.plan import readable
 from card.cli.parts.chosen_models import resolve_models
 from card.cli.parts.files import read_prompts
@@ -32,14 +32,15 @@ from card.config.method import ALONE
 from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.errors import SettingsError, VocabularyError, named
-from card.models.block_loading import is_state_drafter, load_state_drafter
+from card.models.block_loading import is_state_drafter
 from card.models.demo import SAMPLE_PROBLEMS
+from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.decoder_model import LoadedModel
 from card.models.runners import how_it_runs, plain_runner
 from card.tools.check_pair.facts import (
     Latency,
@@ -47,7 +48,6 @@ from card.tools.check_pair.facts import (
     ModelMemory,
     PairReport,
     Speeds,
-    drafter_of,
     latencies,
     memory_of,
     verdict,
@@ -179,7 +179,7 @@ def _described(
     """Return the fields of the report about how both models run, and the memory that they take."""
     dtype, device = options["dtype"], options["draft_device"] or options["device"]
     if block is not None:
-        model = _load_block(block, target, host, dtype)
+        model = load_state_draft(block, target, host.runner, host.tokenizer, dtype=dtype)
     else:
         model = load_decoder(draft, dtype=dtype, device=device)
     runner = plain_runner(model, max_model_len=min(max_model_len, context_limit(model)))
@@ -187,15 +187,8 @@ def _described(
     return {
         "how_run": (how_it_runs(host.runner), how_it_runs(runner)),
         "memory": (memory_of(target, host.runner, 1), memory_of(model, runner, num_drafts)),
-        "drafter": drafter_of(model, runner, is_own=draft == OWN_BLOCK),
+        "drafter": drafter_of(model, is_own=draft == OWN_BLOCK),
     }
-
-
-def _load_block(block: str, target: LoadedModel, host: Host, dtype: str) -> LoadedModel:
-    """Return a block or head as it drafts for a target."""
-    head = target.lm_head.weight if isinstance(target, DecoderModel) else None
-    made = load_state_drafter(block, host.runner, dtype=dtype, cache_dir=None, head=head)
-    return restricted(made, proposed_ids(made, host.tokenizer, host.runner.vocab_size, None))
 
 
 def _left_out(agreement: MeasuredAgreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from card.config import INT8, DraftSettings, Schedule
+from card.config import DraftSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.machine.pass_cost import PassCost
-from card.models.draft_vocab import kept_ids, proposed_by
+from card.models.draft_vocab import kept_ids
+from card.models.drafter_facts import DrafterFacts, head_size, running_bytes
 from card.models.facts import num_bytes, parameter_count
 from card.models.own.decoder_model import DecoderModel, LoadedModel
 from card.models.own.draft_block import DraftBlock
-from card.models.own.eagle_head import EagleHead
-from card.models.own.layers import BlockWeight, Weight
-from card.models.parallel_draft import parallel_draft_of
-from card.models.protocol import Routed
 from card.models.rows.pool import sequence_bytes
 from card.models.runner import RowRunner
 
@@ -38,27 +35,6 @@ class ModelMemory:
     kv_bytes_per_request: int  # of max_model_len tokens
     num_copies: int  # a drafter beside the target and one in turns hold a copy each
     total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterFacts:
-    """Kind of a draft model, and the bytes of weights that one of its steps reads, as they run."""
-
-    kind: str
-    num_states: int  # of the target that it reads, of each token
-    step_bytes: int
-    head_tokens: int  # that it proposes
-    head_bytes: int
-
-    @property
-    def in_words(self) -> str:
-        """The same in a line for users."""
-        read = "the target's last state" if self.num_states == 1 else f"{self.num_states} states of the target"
-        states = f", reads {read}" if self.num_states else ""
-        return (
-            f"{self.kind}{states}; a step reads {self.step_bytes / 1e6:,.1f} MB, of which {self.head_bytes / 1e6:,.1f} "
-            f"MB are the head of {self.head_tokens:,} tokens"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +106,9 @@ def memory_of(model: LoadedModel, runner: RowRunner, num_copies: int) -> ModelMe
     if isinstance(model, DecoderModel):
         lent = model.lm_head if isinstance(model, DraftBlock) else None  # but for a part of it
         packed = [one for one in model.linears if one is not lent and not one.has_blocks]
-        packed_bytes = sum(_running_bytes(one.weight, runner) for one in packed)
+        packed_bytes = sum(running_bytes(one.weight, model) for one in packed)
         if lent is not None and kept_ids(model) is not None:
-            packed_bytes += _head_of(model, runner)[1]
+            packed_bytes += head_size(model)[1]
     kv_bytes = sequence_bytes(runner, runner.max_model_len)
     total = num_copies * (weight_bytes + packed_bytes + kv_bytes)
     return ModelMemory(
@@ -145,44 +121,6 @@ def memory_of(model: LoadedModel, runner: RowRunner, num_copies: int) -> ModelMe
         num_copies,
         total,
     )
-
-
-def drafter_of(model: LoadedModel, runner: RowRunner, *, is_own: bool) -> DrafterFacts | None:
-    """Return what a draft model is and reads.
-
-    Args:
-        is_own: a block lies in the target's checkpoint.
-    """
-    if not isinstance(model, DecoderModel):
-        return None
-    kind, inputs = "a model of its own", model.inputs if isinstance(model, DraftBlock | EagleHead) else None
-    if isinstance(model, DraftBlock):
-        kind = f"a block that drafts, in {'the target' if is_own else 'a file of its own'}"
-    elif inputs is not None:
-        kind = "an EAGLE-3 head"
-    elif parallel_draft_of(model) is not None:
-        kind = "a model that drafts several tokens in a pass (PARD)"
-    experts, total = runner.experts if isinstance(runner, Routed) else None, 0.0
-    for idx in range(len(model.layers)):
-        for name, weight in model.weights_of(idx):
-            is_chosen = experts is not None and ".experts." in name
-            share = experts.experts_per_token / experts.num_experts if experts is not None and is_chosen else 1.0
-            total += share * (_running_bytes(weight, runner) if len(weight.shape) > 1 else weight.nbytes)
-    num_tokens, head_bytes = _head_of(model, runner)
-    makes_inputs, num_states = (0, 0) if inputs is None else (inputs.num_bytes, len(inputs.target_layers))
-    return DrafterFacts(kind, num_states, int(total) + makes_inputs + head_bytes, num_tokens, head_bytes)
-
-
-def _head_of(model: DecoderModel, runner: RowRunner) -> tuple[int, int]:
-    """Return the tokens of the head that is computed, and its bytes."""
-    ids, head = proposed_by(model), model.lm_head
-    num_tokens = head.out_features if ids is None else len(ids)
-    return num_tokens, _running_bytes(head.weight, runner) * num_tokens // head.out_features
-
-
-def _running_bytes(weight: Weight, runner: RowRunner) -> int:
-    """Return the bytes of a matrix as passes read it."""
-    return int(weight.size if runner.precision == INT8 and not isinstance(weight, BlockWeight) else weight.nbytes)
 
 
 def latencies(costs: Mapping[Schedule, ScheduleCost]) -> tuple[Latency, ...]:

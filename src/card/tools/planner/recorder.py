@@ -30,7 +30,7 @@ NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps
 _RULED_OUT_LOGPROB = -100.0  # of a candidate that top-k, top-p or min-p leave out
 _CHUNK = 64  # positions whose logits are in memory at once
-_RECORD_HEAD = "card.tools.planner.head_drafts:record_head"  # with a head, which needs PyTorch
+_RECORD_HEAD = "card.tools.planner.head_drafts:record_head"  # with a head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

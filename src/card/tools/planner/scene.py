@@ -59,6 +59,7 @@ class Scene:
     network_s: float | None = setting(
         None, least=0, below=math.inf
     )  # one-way delay of a draft server; None: the drafter is local
+    has_draft_here: bool = False  # beside that draft server: a drafter in turns, too
     concurrency: int = setting(1, least=1)  # requests at once
     draft_factor: float = setting(1.0, least=0, below=math.inf)  # by which drafter passes take longer than profiled
 
@@ -132,7 +133,7 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
         hardware["draft_address"] = _SERVER
     longest = max(len(text.prompt_ids) + len(text.token_ids) for text in scene.recording.texts)
     facts = Facts(
-        has_draft=True,
+        has_draft=scene.network_s is None or scene.has_draft_here,
         cores=None if scene.num_threads is None else tuple(range(scene.num_threads)),
         spare_cores=_spare_cores(scene),
         longest_text=longest + scene.recording.max_tokens,

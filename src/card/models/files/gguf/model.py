@@ -5,7 +5,6 @@ Architectures whose entry has llama.cpp's name are read; files that ask for more
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ from card.models.files.gguf.weights import (
 )
 from card.models.layer_shape import head_dim
 from card.models.own.decoder_model import DecoderModel
-from card.models.own.plain_config import config_of
+from card.models.own.plain_config import config_of, config_of_block
 from card.models.rows.row_tree import IntArray
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
@@ -54,6 +53,7 @@ _NEXTN = {  # of a block that drafts, beside its layer
     "nextn.hnorm.weight": "pre_fc_norm_hidden.weight",
     "nextn.shared_head_norm.weight": "norm.weight",
 }
+_COPIES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")  # of the model's, which are not read
 _LAYER_INPUTS = {  # of tokens' numbers for each layer
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
@@ -188,12 +188,13 @@ def block_of(read: GgufHeader) -> GgufModel | None:
     if len(begins) > 1:
         raise GgufError(f"holds {len(begins)} blocks that draft, and one is run here; name a draft model")
     check_tensors(replace(read.header, tensors={place.name: place for place in read.drafting}))
-    plain, config = copy.copy(read.plain), read.config
-    plain.num_hidden_layers, plain.layer_types = 1, ["full_attention"]
+    plain, config = config_of_block(read.plain, read.architecture), read.config
     (begin,) = begins
     weights: list[Weight] = []
     for place in read.drafting:
         name = place.name.removeprefix(f"{begin}.")
+        if name in _COPIES:
+            continue
         if name in _NEXTN:
             offset = read.architecture.norm_offset if len(place.shape) == 1 else 0.0
             weights.append(Weight(f"mtp.{_NEXTN[name]}", place, None, offset))

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
+from card.models.files.gguf.kept_block import head_place, header_of_block, kept_block
 from card.models.files.gguf.model import GgufHeader, GgufModel, block_of, model_of, read_gguf, read_kept_ids
 from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 _FORMAT = 5  # of what is kept; another number makes old entries useless, and they go when room is needed
 _BLOCKS_FORMAT = 1  # of packed blocks
 _TEXT_FORMAT = 3  # of tokenizers
-_FACTS_FORMAT = 2  # of what is told of a file
+_FACTS_FORMAT = 3  # of what is told of a file
 _FACTS_NAME = "facts.json"
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer
 
@@ -142,26 +143,29 @@ class GgufSource:
 
     def block_decoder(self) -> DecoderModel:
         """Return the model with the file's own blocks, packed for integer passes; `why_not_blocks` must be None."""
-        kept = None if self._store is None else self._kept_blocks(self._store)
-        if kept is None:
-            weights, pages = read_blocks(self._model), None
-            self._check_unchanged()
-        else:
-            with self._explained(kept):
-                weights, pages = map_blocks(kept)
+        weights, pages = self._packed(f"blocks{_BLOCKS_FORMAT}", lambda: self._model)
         return self._decoder(weights, pages, FLOAT32, as_stored=True)
 
-    def _kept_blocks(self, store: KeptWeights) -> Path | None:
-        name = self._name(f"blocks{_BLOCKS_FORMAT}")
-        kept = store.find(name)
-        if kept is not None:
-            return kept
-        logger.info("packing the blocks of %s; this happens once", self._path)
-        return store.make(name, blocks_bytes(self._model), self._write_blocks)
+    def _packed(
+        self, kind: str, model: Callable[[], GgufModel]
+    ) -> tuple[dict[str, Array | BlockWeight], MappedWeights | None]:
+        """Return weights with the file's own blocks, and the memory that they are mapped to: kept ones if there are."""
 
-    def _write_blocks(self, folder: Path) -> None:
-        write_blocks(folder, self._model)
-        self._check_unchanged()
+        def write(folder: Path) -> None:
+            write_blocks(folder, model())
+            self._check_unchanged()
+
+        name, store = self._name(kind), self._store
+        kept = None if store is None else store.find(name)
+        if kept is None and store is not None:
+            logger.info("packing the blocks of %s; this happens once", self._path)
+            kept = store.make(name, blocks_bytes(model()), write)
+        if kept is None:
+            weights = read_blocks(model())
+            self._check_unchanged()
+            return weights, None
+        with self._explained(kept):
+            return map_blocks(kept)
 
     def _decoder(
         self,
@@ -221,12 +225,12 @@ class GgufSource:
     @functools.cached_property
     def block(self) -> GgufModel | None:
         """The block that drafts, with its weights under the names of folders; None if there is none."""
-        return block_of(self._header)
+        return None if self._block_header is None else block_of(self._block_header)
 
     @property
     def has_block(self) -> bool:
         """Return whether the file holds a block that drafts."""
-        return bool(self._facts["has_block"])
+        return self._facts["block"] is not None
 
     @property
     def is_block_alone(self) -> bool:
@@ -236,7 +240,7 @@ class GgufSource:
     @property
     def block_ids(self) -> IntArray | None:
         """The tokens that a block alone in its file proposes; None for all."""
-        return read_kept_ids(self._header)
+        return None if self._block_header is None else read_kept_ids(self._block_header)
 
     @property
     def block_runs_as_stored(self) -> bool:
@@ -245,12 +249,19 @@ class GgufSource:
         types = {one.place.type_id for one in self.block.weights}
         return types <= BLOCK_FORMATS.keys() | PLAIN_DTYPES.keys()
 
-    def stored_block_weights(self) -> dict[str, Array | BlockWeight]:
-        """Return the weights of the block that drafts, as `block_decoder` has those of the model; no head."""
-        assert self.block is not None
-        weights = read_blocks(self.block)
-        self._check_unchanged()
-        return weights
+    def stored_block_weights(self) -> tuple[dict[str, Array | BlockWeight], MappedWeights | None]:
+        """Return the weights of the block that drafts, as `block_decoder` has those of the model; no head.
+
+        Also returns the memory that they are mapped to.
+        """
+        block = self.block
+        assert block is not None
+        return self._packed(f"draft{_BLOCKS_FORMAT}", lambda: block)
+
+    @functools.cached_property
+    def _block_header(self) -> GgufHeader | None:
+        kept = self._facts["block"]
+        return None if kept is None else header_of_block(kept, self.config)
 
     def block_weights(self, dtype: str, only: Container[str] | None = None) -> dict[str, Array]:
         """Return the weights of the block that drafts, and the head if it stands apart, read into memory.
@@ -261,9 +272,10 @@ class GgufSource:
             only: the names of those that are read; None: all.
         """
         assert self.block is not None
-        stored = self.stored_dtype(dtype)
-        heads = [] if self.is_block_alone else [one for one in self._model.weights if one.name == "lm_head.weight"]
-        places = [*self.block.weights, *(one for one in heads if one.place.type_id in PLAIN_DTYPES)]
+        assert self._block_header is not None
+        stored, head = self.stored_dtype(dtype), None if self.is_block_alone else head_place(self._block_header)
+        heads = [] if head is None or head.type_id not in PLAIN_DTYPES else [Weight("lm_head.weight", head, None)]
+        places = [*self.block.weights, *heads]
         found = {
             name: np.concatenate([piece.reshape(-1) for piece in pieces]).reshape(shape)
             for name, _, shape, pieces in _joined(replace(self.block, weights=places), stored)
@@ -313,7 +325,7 @@ class GgufSource:
         return {
             "config": dict(of.config),
             "tokenizer": tokenizer_digest(of.header),
-            "has_block": read.has_block,
+            "block": kept_block(read),
             "is_block_alone": read.is_block_alone,
         }
 

@@ -75,6 +75,8 @@ def _facts(run: Run) -> dict[str, str]:
     for pair in run.pairs:
         parameters = f"{pair.target_parameters / 1e6:.1f}M parameters"
         draft = f", draft {pair.draft} of {(pair.draft_parameters or 0) / 1e6:.1f}M" if pair.draft else ""
+        if pair.draft_bytes is not None:
+            draft += f", of which a step reads {pair.draft_bytes / 1e6:.1f} MB"
         inflated = f"; target costs {pair.target_cost}" if pair.target_cost else ""
         facts[f"pair {pair.name}"] = f"target {pair.target} of {parameters}{draft}{inflated}"
     for workload in run.workloads:

@@ -1,0 +1,41 @@
+"""The script of long contexts: bytes of a token follow from counts, and the page's table from the lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.test_results import RESULTS, lines_of, rows_of
+
+LINE = {
+    "length": 100,
+    "method": "sparsespec",
+    "at_once": 1,
+    "weight_bytes": 4_000_000,
+    "row_bytes": 10_000,
+    "num_prompt_tokens": 95,
+    "num_new_tokens": 11,
+    "target_passes": 4,
+    "self_draft_passes": 6,
+    "verified_tokens": 8,
+    "accepted_tokens": 6,
+    "draft_kv_bytes": 1_000_000,
+    "verify_kv_bytes": 4_000_000,
+}
+
+
+def test_a_batch_shares_the_weights_of_every_pass_and_no_rows(bench):
+    megabytes = bench["long_contexts"].megabytes_a_token
+    assert megabytes(LINE, 1) == pytest.approx((10 * 4.0 / 10 + 0.5, 4.0 + 1.0))
+    assert megabytes(LINE, 4) == pytest.approx((10 * 1.0 / 10 + 0.5, 1.0 + 1.0))
+
+
+def test_a_method_without_drafts_of_its_own_reads_all_rows_in_each_of_its_passes(bench):
+    copied = {**LINE, "self_draft_passes": 0, "draft_kv_bytes": 0, "verify_kv_bytes": 0}
+    assert bench["long_contexts"].megabytes_a_token(copied, 1)[0] == pytest.approx(4 * (4.0 + 1.0) / 10)
+
+
+def test_the_table_of_long_contexts_is_that_of_its_lines(bench):
+    heading = "| context | method | accepted | tokens a full pass | 1 at once | 4 at once | 16 at once |"
+    told = rows_of("src/card/family/self_drafting/README.md", heading)
+    rows = bench["long_contexts"].rows_of(lines_of(RESULTS / "long_contexts.jsonl"))
+    assert told == [[cell.strip(" *`") for cell in row] for row in rows] and len(told) > 3
