@@ -191,8 +191,8 @@ def use_blocks(
     layer, num_heads = layer_entry(table, layer_idx), queries.last_head - queries.head
     sum_bytes, num_queries = room_of(layer.padded_head // LANES), (queries.last - queries.first) * num_heads
     for position in range(begin, end, BLOCK):
-        here, following = scores + 4 * (position - begin), min(position + BLOCK, end - BLOCK)
-        ahead = cached_row(row_entry(table, queries.first), cached, following, cached_bytes(table, layer))
+        here, next_block = scores + 4 * (position - begin), min(position + BLOCK, end - BLOCK)
+        ahead = cached_row(row_entry(table, queries.first), cached, next_block, cached_bytes(table, layer))
         size = widen_shared(table, layer_idx, queries.first, queries.last, cached, position, block)
         if size and not sums:  # what a row does not see gets no weight, and its own blocks are scored below
             score_vectors(table, layer, num_queries, transposed, block, here, width, ahead)
