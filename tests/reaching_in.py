@@ -118,6 +118,49 @@ def cache_of(runner: RowRunner) -> KVCache:
     return runner._cache
 
 
+def kv_of(runner: RowRunner, slot: int, num_rows: int) -> Any:
+    """Return a copy of the first keys and values of a sequence, [L, 2, Hkv, num_rows, D]."""
+    cache = runner._cache
+    (rows,) = cache.layout.runs(cache.layout.make(num_rows * cache.layout.row_elements), num_rows)
+    cache[slot].read(0, num_rows, [rows])
+    return rows
+
+
+def set_kv(runner: RowRunner, slot: int, rows: Any) -> None:
+    """Write such rows in place of those that are there."""
+    runner._cache[slot].write(0, rows.shape[3], [rows])
+
+
+def open_slots(runner: RowRunner) -> list[int]:
+    return list(runner._cache._slots)
+
+
+def spoil_new_memory(monkeypatch: MonkeyPatch) -> None:
+    """Let memory of exact passes' rows be full of NaN when the system gives it."""
+    import card.models.rows.kv_layout as module
+
+    make = module.paged_zeros
+
+    def spoilt(num_elements: int, dtype: Any) -> Any:
+        room = make(num_elements, dtype)
+        room.view("int8")[...] = -1
+        return room
+
+    monkeypatch.setattr(module, "paged_zeros", spoilt)
+
+
+def spoil_free_memory(runner: RowRunner) -> None:
+    """Fill what the rows of closed sequences have left with NaN."""
+    for buffers in runner._cache._free._by_size.values():
+        for buffer in buffers:
+            buffer.view("int8")[...] = -1
+    layout = runner._cache.layout
+    block_bytes = (layout.block_rows or 0) * layout.row_elements * layout.dtype.itemsize
+    for slab in runner._cache._blocks._slabs:
+        room = slab.buffer.view("int8")[: slab.num_blocks * block_bytes]
+        room.reshape(slab.num_blocks, block_bytes)[slab.unused] = -1
+
+
 def decoder_of(runner: RowRunner) -> Any:
     return runner._decoder
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from card.drafting import beam
 from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.drafter import DrafterWorker
 from card.drafting.drafter_pass import step_together
@@ -43,7 +44,7 @@ from card.tree.logits import top
 from tests.drafting.test_messages import id_lists, messages
 from tests.drafts import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.examples import settings
-from tests.reaching_in import cache_of
+from tests.reaching_in import cache_of, kv_of
 from tests.tiny import tiny_llama
 from tests.toy import TableModel
 
@@ -243,7 +244,7 @@ def assert_kv_rows_equal_a_fresh_prefill(runner: RowRunner, beam: BeamSequence) 
     num_rows = beam.num_committed_rows
     slot = runner.open()
     runner.forward([Extension(slot, beam.token_ids[:num_rows], [NO_PARENT, *range(num_rows - 1)])])
-    kept, fresh = (cache_of(runner)[i].kv[:, :, :, :num_rows] for i in (beam.slot, slot))
+    kept, fresh = (kv_of(runner, i, num_rows) for i in (beam.slot, slot))
     np.testing.assert_allclose(kept, fresh, atol=1e-4, rtol=1e-4)
     runner.close(slot)
 
@@ -817,3 +818,15 @@ def test_a_ping_is_answered_and_a_shutdown_frees_everything() -> None:
 def test_a_message_that_no_target_sends_is_refused() -> None:
     with pytest.raises(ProtocolError, match="accepts only messages of a target"):
         worker_on(toy()).receive(Pong(1))  # type: ignore[arg-type]
+
+
+def test_a_writers_memory_is_a_share_of_what_is_free_and_one_text_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TableModel(0, V, max_model_len=1000, num_tree_rows=0, row_bytes=100)
+    for free_bytes, num_texts in ((1 << 40, 16), (16 * 500_000, 5), (1000, 1)):
+        monkeypatch.setattr(beam, "free_memory", lambda free_bytes=free_bytes: free_bytes)
+        pool = BeamWriter(model).pool
+        opened = 0
+        while pool.has_room(1000):
+            pool.open([], 1000)
+            opened += 1
+        assert opened == num_texts

@@ -32,7 +32,13 @@ from card.models.runner import ExactRunner
 from card.models.runners import plain_runner
 from tests.every_family import script
 from tests.examples import settings
-from tests.reaching_in import cache_of, fill_buffers, interrupt_passes, space_landmarks
+from tests.reaching_in import (
+    fill_buffers,
+    interrupt_passes,
+    space_landmarks,
+    spoil_free_memory,
+    spoil_new_memory,
+)
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -44,6 +50,13 @@ ROOMS, APART, WAITING = (3, 12, 16, 40), (32, 64), (1, 8, 32)
 FAMILIES = ("qwen3_5_text", "qwen3_next", "lfm2", "gemma3_text", "gpt_oss", "gemma4_text")
 WITH_RECORDS = ("qwen3_5_text", "qwen3_next", "lfm2")
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(MAX_MODEL_LEN)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _spoilt() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        spoil_new_memory(patch)
+        yield
 
 
 @functools.cache
@@ -68,10 +81,9 @@ def runner_of(family: str, room: int = 2 * MAX_MODEL_LEN, apart: int = 32) -> Ex
 
 def opened(runner: ExactRunner, max_rows: int | None = None) -> int:
     """Return a new sequence in memory that is full of NaN, as floats, and of tokens that do not exist."""
-    slot = runner.open(max_rows)
-    cache_of(runner)[slot].buffer[...] = np.nan
+    spoil_free_memory(runner)
     fill_buffers(runner)
-    return slot
+    return runner.open(max_rows)
 
 
 @functools.cache
@@ -162,7 +174,7 @@ class Uses:
 
     def take_one(self) -> None:
         """Let one thing happen to one of them, or to both in one pass."""
-        kind = self._data.draw(st.sampled_from(["read", "draft", "draft", "cut", "lend", "move", "fail"]))
+        kind = self._data.draw(st.sampled_from(["read", "draft", "draft", "cut", "lend", "branch", "move", "fail"]))
         idx = self.draw(0, 1)
         held = self._held[idx]
         if kind == "read":
@@ -173,8 +185,14 @@ class Uses:
             held.cut(self.draw(1, len(held.text)))
         elif kind == "fail":
             self._fail(held)
+        elif kind == "branch":
+            self._runner.close(self._held[1 - idx].slot)
+            self._held[1 - idx] = self._branch(held)
+        elif kind == "lend":
+            self._held[idx] = self._branch(held)
+            self._runner.close(held.slot)
         else:
-            self._held[idx] = self._lent(held) if kind == "lend" else self._moved(held)
+            self._held[idx] = self._moved(held)
 
     def end(self) -> None:
         for held in self._held:
@@ -219,12 +237,11 @@ class Uses:
                     self._runner.forward([held.reading(size, None)])
             held.text = text
 
-    def _lent(self, held: Held) -> Held:
-        """Return a sequence that has copied a beginning of one, which is closed."""
+    def _branch(self, held: Held) -> Held:
+        """Return a sequence that has copied a beginning of one."""
         length = self.draw(1, len(held.text))
         slot = opened(self._runner)
         self._runner.copy_rows(held.slot, slot, length)
-        self._runner.close(held.slot)
         return Held(self._family, self._runner, slot, held.text[:length])
 
     def _moved(self, held: Held) -> Held:

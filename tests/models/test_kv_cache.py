@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import mmap
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -15,35 +13,46 @@ import pytest
 
 from card.errors import CapacityError, ModelError
 from card.kernels import number_types
+from card.kernels.jit.tables import CACHE_ROWS
 from card.kernels.number_types import FLOAT32
-from card.models.rows import kv_cache
-from card.models.rows.kv_cache import MAX_SLACK, KVCache, KVLayout, KVShape
+from card.models.rows import blocks, kv_layout
+from card.models.rows.kv_cache import KVCache
+from card.models.rows.kv_layout import KVLayout, KVShape
 
 LAYOUT = KVLayout((KVShape(3, 4),) * 2, FLOAT32)
 ROW_BYTES = 2 * 2 * 3 * 4 * 4
 LINE = 64  # bytes that a buffer has more, to begin where it should
 
 
+@pytest.fixture(autouse=True)
+def _small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "SLAB_BYTES", 4 * CACHE_ROWS * ROW_BYTES)
+
+
 def chain_of(cache: KVCache, num_rows: int, max_rows: int | None = None) -> int:
     """Open a sequence with rows of random numbers."""
     slot = cache.open(max_rows)
-    cache[slot].tree.append(np.arange(-1, num_rows - 1))
-    cache[slot].kv[:, :, :, :num_rows] = np.random.default_rng(slot).standard_normal((2, 2, 3, num_rows, 4))
+    append(cache, slot, num_rows)
     return slot
 
 
-def memory_of(cache: KVCache, slot: int) -> int:
-    return int(cache[slot].kv.ctypes.data)
+def append(cache: KVCache, slot: int, num_rows: int) -> None:
+    rng = np.random.default_rng(cache[slot].tree.num_rows + 1000 * slot)
+    cache.append_part(slot, rng.standard_normal(num_rows * ROW_BYTES // 4).astype(np.float32), num_rows)
+
+
+def rows_of(cache: KVCache, slot: int, num_rows: int | None = None) -> Any:
+    return cache.read_part(slot, 0, num_rows or cache[slot].tree.num_rows)
 
 
 def test_a_sequence_has_the_room_that_it_asked_for() -> None:
     cache = KVCache(LAYOUT, 100)
     assert cache.row_bytes == ROW_BYTES
-    assert cache[cache.open()].kv.shape == (2, 2, 3, 100, 4)
+    assert cache[cache.open()].tree.max_rows == 100
     slot = cache.open(7)
-    assert cache[slot].kv.shape == (2, 2, 3, 7, 4)
     assert cache[slot].tree.max_rows == 7
-    assert cache.num_bytes == 107 * ROW_BYTES
+    assert cache.held_bytes([0, slot]) == 107 * ROW_BYTES
+    assert cache.num_bytes == 0, "rows that are not there yet take no memory"
     for wrong in (0, -1, 101):
         with pytest.raises(CapacityError, match=f"1 to 100 rows, got {wrong}"):
             cache.open(wrong)
@@ -63,43 +72,72 @@ def test_a_slot_number_is_never_used_twice() -> None:
             cache.copy_rows(stale, seen[-1], 0)
 
 
-def test_the_smallest_free_buffer_that_suffices_is_used_again() -> None:
+def test_memory_of_closed_sequences_serves_later_ones() -> None:
     cache = KVCache(LAYOUT, 1000)
-    slots = {rows: cache.open(rows) for rows in (40, 60, 100)}
-    memory = {rows: memory_of(cache, slot) for rows, slot in slots.items()}
-    for slot in slots.values():
-        cache.close(slot)
-    held = cache.num_bytes
-    assert memory_of(cache, cache.open(50)) == memory[60]
-    assert memory_of(cache, cache.open(50)) == memory[100]
-    assert cache.num_bytes == held
-    too_small = cache.open(40 // MAX_SLACK - 1)
-    assert memory_of(cache, too_small) not in memory.values()
-    assert cache.num_bytes == held + 19 * ROW_BYTES
+    slot = chain_of(cache, 100)
+    addresses, held = set(cache[slot].places[:4].tolist()), cache.num_bytes
+    cache.close(slot)
+    assert cache.num_bytes == cache.free_bytes == held
+    other = chain_of(cache, 100)
+    assert set(cache[other].places[:4].tolist()) == addresses and cache.num_bytes == held
+    cache.close(other)
+    cache.drop_free()
+    assert cache.num_bytes == 0
 
 
-def test_the_rows_of_a_reused_buffer_are_the_new_sequences_own() -> None:
-    cache = KVCache(LAYOUT, 100)
-    cache.close(chain_of(cache, 60, 60))
-    first = chain_of(cache, 35, 40)
-    other = chain_of(cache, 30, 30)
-    before = cache[first].kv[:, :, :, :35].copy()
-    cache[other].kv.fill(9.0)
-    assert np.array_equal(cache[first].kv[:, :, :, :35], before)
-    assert cache[first].kv.flags.c_contiguous
+@pytest.mark.parametrize("num_rows", [5, CACHE_ROWS, CACHE_ROWS + 1, 3 * CACHE_ROWS, 100])
+def test_a_copy_shares_whole_blocks_and_each_sees_its_own_rows_alone(num_rows: int) -> None:
+    cache = KVCache(LAYOUT, 200)
+    source, slot = chain_of(cache, 100), cache.open(160)
+    before, rows = rows_of(cache, source), rows_of(cache, source, num_rows)
+    cache.copy_rows(source, slot, num_rows)
+    num_shared = num_rows // CACHE_ROWS
+    assert cache[source].blocks[:num_shared] == cache[slot].blocks[:num_shared]
+    assert not set(cache[source].numbers[num_shared:4]) & set(cache[slot].numbers[num_shared : len(cache[slot].blocks)])
+    whole = (200 + 160) * ROW_BYTES
+    assert cache.held_bytes([source, slot]) == whole - cache.shared_bytes(num_rows)
+    assert cache.shared_bytes(num_rows) == num_shared * CACHE_ROWS * ROW_BYTES
+    assert np.array_equal(rows_of(cache, slot), rows)
+    append(cache, slot, 40)
+    for other, kept in ((source, 3), (slot, 2)):  # each goes back into what both have, and on in another way
+        cache.keep(other, kept)
+        append(cache, other, 90)
+        assert np.array_equal(rows_of(cache, source, kept), rows_of(cache, slot, kept))
+    assert not np.array_equal(rows_of(cache, source, 60), before[: rows_of(cache, source, 60).size])
+    assert cache.held_bytes([source, slot]) == whole, "nothing is shared by now"
+    third = cache.open()
+    cache.copy_rows(slot, third, 80)
+    expected = rows_of(cache, third)
+    cache.close(slot)
+    append(cache, source, 50)
+    assert np.array_equal(rows_of(cache, third), expected), "what one of two gave up is the other's"
+    for one in (source, third):
+        cache.close(one)
+    assert cache.num_bytes == cache.free_bytes
 
 
-def test_rows_are_copied_bit_for_bit_and_then_live_on_their_own() -> None:
-    cache = KVCache(LAYOUT, 100)
-    source, slot = chain_of(cache, 20, 30), cache.open(12)
-    cache.copy_rows(source, slot, 12)
-    rows = cache[source].kv[:, :, :, :12].copy()
-    assert np.array_equal(cache[slot].kv, rows)
-    assert cache[slot].tree.positions().tolist() == list(range(12))
-    cache[source].kv.fill(0.0)
-    cache.keep(source, 3)
-    assert np.array_equal(cache[slot].kv, rows)
-    assert cache[slot].tree.num_rows == cache[slot].tree.num_prefix_rows == 12
+def test_candidates_that_are_kept_move_across_blocks_and_leave_shared_ones_alone() -> None:
+    cache = KVCache(LAYOUT, 200)
+    source, slot = chain_of(cache, 64), cache.open()
+    cache.copy_rows(source, slot, 64)
+    before = rows_of(cache, source)
+    cache[slot].tree.append(np.array([20, 20, 65, *[64] * 40, 66]))  # row 107 below 66, below 65
+    cache.make_room(slot, 64)
+    rows = np.random.default_rng(0).standard_normal((2, 2, 3, 44, 4)).astype(np.float32)
+    cache[slot].write(64, 108, [rows])
+    cache.keep(slot, 21, [65, 66, 107])
+    found = rows_of(cache, slot).reshape(2, 2, 3, 24, 4)
+    assert np.array_equal(found[:, :, :, 21:], rows[:, :, :, [1, 2, 43]])
+    assert np.array_equal(found[:, :, :, :21], before.reshape(2, 2, 3, 64, 4)[:, :, :, :21])
+    assert np.array_equal(rows_of(cache, source), before)
+
+
+def test_rows_taken_out_can_be_put_back() -> None:
+    cache = KVCache(LAYOUT, 200)
+    slot = chain_of(cache, 70)
+    rows, other = cache.read_rows(slot), cache.open()
+    cache.write_rows(other, rows)
+    assert np.array_equal(rows_of(cache, other), rows_of(cache, slot))
 
 
 def test_rows_that_cannot_be_copied_are_refused_and_nothing_changes() -> None:
@@ -142,57 +180,46 @@ def test_memory_does_not_grow_with_the_number_of_requests() -> None:
     cache = KVCache(LAYOUT, 1000, max_free_bytes=max_free_bytes)
     rng = random.Random(0)
     slots: list[int] = []
-    for _ in range(5000):
+    for _ in range(2000):
         if len(slots) < 6 and rng.random() < 0.5:
-            slots.append(cache.open(rng.choice([rng.randint(1, 30), rng.randint(1, 1000)])))
+            slots.append(chain_of(cache, rng.choice([rng.randint(1, 30), rng.randint(1, 1000)])))
+            if len(slots) > 1 and rng.random() < 0.5:
+                slots.append(cache.open())
+                cache.copy_rows(slots[-2], slots[-1], rng.randint(1, cache[slots[-2]].tree.num_rows))
         elif slots:
             cache.close(slots.pop(rng.randrange(len(slots))))
-        asked = sum(cache[slot].tree.max_rows for slot in slots) * ROW_BYTES
         assert cache.free_bytes <= max_free_bytes
-        assert cache.num_bytes <= MAX_SLACK * asked + max_free_bytes
     assert 0 < live_bytes() - before <= cache.num_bytes
     for slot in slots:
         cache.close(slot)
     assert live_bytes() - before <= cache.num_bytes <= max_free_bytes
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="the system has no huge pages")
-def test_memory_is_taken_page_by_page_as_rows_are_written() -> None:
-    """A row has a part in the array of each head: were pages of 2 MB taken, the first row would take all of it."""
-    layout = KVLayout((KVShape(4, 64),) * 8, FLOAT32)
-    cache = KVCache(layout, 4096)
-    slot = cache.open()
-    assert num_pages_in_memory(cache[slot].buffer) == 0
-    cache[slot].kv[:, :, :, 0] = 1.0
-    assert num_pages_in_memory(cache[slot].buffer) == 8 * 2 * 4
-
-
-def num_pages_in_memory(array: Any) -> int:
-    flags = np.zeros(-(-array.nbytes // mmap.PAGESIZE), np.uint8)
-    system = ctypes.CDLL(None, use_errno=True)
-    place, size, found = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), ctypes.c_void_p
-    assert system.mincore(place, size, found(flags.ctypes.data)) == 0
-    return int((flags & 1).sum())
-
-
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError])  # of the system, and of torch
-def test_a_device_without_memory_gets_the_free_buffers_back_before_a_sequence_is_refused(
+def test_a_device_without_memory_gets_the_free_buffers_back_before_rows_are_refused(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     cache = KVCache(LAYOUT, 1000)
-    make = kv_cache.paged_zeros
+    make = kv_layout.paged_zeros
+    slab = 4 * CACHE_ROWS
 
     def scarce(num_elements: int, dtype: Any) -> Any:
-        if num_elements * 4 + cache.num_bytes > 500 * ROW_BYTES:
+        if num_elements * 4 + cache.num_bytes > 3 * slab * ROW_BYTES:
             raise error("out of memory")
         return make(num_elements, dtype)
 
-    monkeypatch.setattr(kv_cache, "paged_zeros", scarce)
-    cache.open(200)
-    cache.close(cache.open(250))
-    slot = cache.open(300)
-    assert cache.num_bytes == 500 * ROW_BYTES
-    with pytest.raises(CapacityError, match=f"no memory for {ROW_BYTES} bytes"):
-        cache.open(1)
+    monkeypatch.setattr(kv_layout, "paged_zeros", scarce)
+    chain_of(cache, slab)
+    cache.close(chain_of(cache, 2 * slab))
+    slot = cache.open()
+    cache[slot].tree.append(np.arange(-1, 2 * slab - 1))
+    cache.make_room(slot, 0)
+    other = cache.open()
+    with pytest.raises(CapacityError, match=f"no memory for {slab * ROW_BYTES} bytes"):
+        append(cache, other, 1)
+    assert cache[other].tree.num_rows == 0
+    with pytest.raises(CapacityError, match="no memory"):
+        cache.copy_rows(slot, other, CACHE_ROWS + 1)
+    assert cache[other].tree.num_rows == 0
     cache.close(slot)
-    cache.open(300)
+    append(cache, other, 1)

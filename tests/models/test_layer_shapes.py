@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from card.errors import ModelError
+from card.kernels.jit.tables import CACHE_ROWS
 from card.kernels.number_types import FLOAT32, Floats
 from card.machine.threads import integer_passes_on
 from card.models.architectures import Architecture, find_architecture
@@ -21,7 +22,8 @@ from card.models.own.decoder_model import DecoderModel
 from card.models.own.plain_config import config_of
 from card.models.own.reasons import is_exact
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import KVCache, KVLayout, KVShape
+from card.models.rows.kv_cache import KVCache
+from card.models.rows.kv_layout import KVLayout, KVShape
 from card.models.runner import ExactRunner
 from tests.reaching_in import buffer_bytes_of
 
@@ -206,13 +208,23 @@ def test_scores_of_rows_are_refused_where_heads_differ() -> None:
 def test_layers_of_one_shape_lie_in_one_array_and_others_behind_each_other() -> None:
     alike, other = KVShape(3, 16), KVShape(1, 32)
     for layers, shapes in (
-        ((alike,) * 3, [(3, 2, 3, 5, 16)]),
-        ((alike, alike, other, alike), [(2, 2, 3, 5, 16), (1, 2, 1, 5, 32), (1, 2, 3, 5, 16)]),
+        ((alike,) * 3, [(3, 2, 3, CACHE_ROWS, 16)]),
+        (
+            (alike, alike, other, alike),
+            [(2, 2, 3, CACHE_ROWS, 16), (1, 2, 1, CACHE_ROWS, 32), (1, 2, 3, CACHE_ROWS, 16)],
+        ),
     ):
         cache = KVCache(KVLayout(layers, FLOAT32), 5)
-        runs = cache[cache.open()].runs
+        slot = cache.open()
+        cache[slot].tree.append([-1])
+        cache.make_room(slot, 0)
+        runs = cache[slot].blocks[0].runs
         assert [run.shape for run in runs] == shapes
-        assert cache.row_bytes == sum(run.nbytes for run in runs) // 5 == 4 * sum(one.num_elements for one in layers)
+        assert (
+            cache.row_bytes
+            == sum(run.nbytes for run in runs) // CACHE_ROWS
+            == 4 * sum(one.num_elements for one in layers)
+        )
         ends = [run.ctypes.data + run.nbytes for run in runs]
         assert [run.ctypes.data for run in runs[1:]] == ends[:-1]
 

@@ -194,8 +194,8 @@ def test_a_sequence_takes_its_rows_a_ring_of_records_and_a_landmark_for_each_blo
     assert runner.state_bytes == (TREE_ROWS + 2) * record
     assert runner.row_bytes == keys + 2 * record // BLOCK_ROWS + 4
     cache = cache_of(runner)
-    runner.open(64)
-    assert cache.num_bytes == 64 * runner.row_bytes + runner.state_bytes
+    slot = runner.open(64)
+    assert cache.held_bytes([slot]) == 64 * runner.row_bytes + runner.state_bytes
     pool = SequencePool(runner, 10 * (64 * runner.row_bytes + runner.state_bytes))
     pool.open([], 64)
     assert pool.stats.used_bytes == 64 * runner.row_bytes + runner.state_bytes

@@ -20,7 +20,7 @@ from card.models.rows.selection import ChosenRows, bound_scores, choose_blocks, 
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.theirs.transformers.attention import MEANS
-from tests.reaching_in import cache_of
+from tests.reaching_in import cache_of, kv_of, set_kv
 from tests.static import Ordinary
 from tests.tiny import tiny, tiny_llama
 
@@ -159,7 +159,7 @@ def test_a_pass_reads_the_chosen_rows_and_the_newest_and_no_other(kind: str, num
         runner.keep(slot, held)
         return found
 
-    before, kv = logits(), cache_of(runner)[slot].kv
+    before, kv = logits(), kv_of(runner, slot, held)
     with torch.inference_mode():
         for layer, heads in enumerate(reads.rows):
             for head, rows in enumerate(heads):
@@ -167,9 +167,11 @@ def test_a_pass_reads_the_chosen_rows_and_the_newest_and_no_other(kind: str, num
                 if kind.startswith("window") and layer == 0:  # a layer with a window reads that
                     unread = np.arange(held - 9)
                 kv[layer, :, head, unread] = 1e4
+        set_kv(runner, slot, kv)
         assert np.array_equal(logits(), before)
         last = int(reads.rows[1, 0, -1])
         kv[1, 1, 0, last] += 3.0
+        set_kv(runner, slot, kv)
         assert not np.array_equal(logits(), before)
 
 

@@ -322,8 +322,8 @@ def test_a_sequence_takes_its_rows_one_state_and_records() -> None:
     assert runner.state_bytes == (TREE_ROWS + 3) * record + state + landmark + 16
     assert runner.row_bytes == keys + 4 * -(-landmark // (4 * BLOCK)) + 4
     assert runner.row_bytes - 4 <= 2 * keys
-    runner.open(64)
-    assert cache_of(runner).num_bytes == 64 * runner.row_bytes + runner.state_bytes
+    slot = runner.open(64)
+    assert cache_of(runner).held_bytes([slot]) == 64 * runner.row_bytes + runner.state_bytes
 
 
 def test_a_ring_of_records_takes_as_many_places_as_rows_are_in_doubt() -> None:

@@ -25,7 +25,7 @@ from card.models.runners import plain_runner
 from card.theirs.cuda.bucketed import BucketedRunner
 from card.theirs.transformers.runner import TorchRunner
 from tests.examples import settings
-from tests.reaching_in import cache_of, num_ancestors
+from tests.reaching_in import cache_of, kv_of, num_ancestors
 from tests.static import tensor_of
 from tests.tiny import NO_ENDS, tiny
 
@@ -236,7 +236,7 @@ def test_kept_rows_equal_a_fresh_prefill_of_the_kept_text(
     runner.forward([Extension(fresh, [ids[row] for row in kept], new_parents)])
     assert runner.num_rows(slot) == len(kept)
     assert cache_of(runner)[slot].tree.positions().tolist() == cache_of(runner)[fresh].tree.positions().tolist()
-    kv, fresh_kv = (np.array(cache_of(runner)[s].kv[:, :, :, : len(kept)]) for s in (slot, fresh))
+    kv, fresh_kv = (np.array(kv_of(runner, s, len(kept))) for s in (slot, fresh))
     np.testing.assert_allclose(kv, fresh_kv, atol=1e-4, rtol=1e-4)
     tip = kept.index(kept_path[-1])
     more = [Extension(s, [7, 8, 9], [tip, len(kept), tip]) for s in (slot, fresh)]
@@ -288,13 +288,13 @@ def test_a_truncation_copies_nothing_and_the_untouched_prefix_stays() -> None:
     runner = make_runner("llama", "own pass")
     slot = runner.open()
     runner.forward([Extension(slot, [1, 2, 3, 4, 5, 6], [-1, 0, 1, 2, 2, 4])])
-    kv = cache_of(runner)[slot].kv
-    version = kv[..., :6, :].copy()
+    version = kv_of(runner, slot, 6)
     runner.keep(slot, 3)
-    assert np.array_equal(kv[..., :6, :], version)
+    assert np.array_equal(kv_of(runner, slot, 6), version)
     runner.forward([Extension(slot, [4, 5, 6], [2, 2, 4])])
-    before = kv[..., :6, :].copy()
+    before = kv_of(runner, slot, 6)
     runner.keep(slot, 3, [4, 5])
+    kv = kv_of(runner, slot, 5)
     assert np.array_equal(kv[..., :3, :], before[..., :3, :])
     assert np.array_equal(kv[..., 3:5, :], before[..., 4:6, :])
     runner.close(slot)
@@ -304,14 +304,14 @@ def test_a_closed_slot_is_used_again_and_starts_empty() -> None:
     runner = plain_runner(make_model("llama"), max_model_len=16, max_tree_rows=4)
     slot = runner.open()
     first = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0]
-    memory = cache_of(runner)[slot].kv.ctypes.data
+    memory = cache_of(runner)[slot].blocks[0].address
     runner.close(slot)
     with pytest.raises(ModelError, match="not open"):
         runner.num_rows(slot)
     again = runner.open()
-    assert cache_of(runner)[again].kv.ctypes.data == memory
     assert runner.num_rows(again) == 0
     assert np.array_equal(runner.forward([Extension(again, [1, 2, 3], [-1, 0, 1])])[0], first)
+    assert cache_of(runner)[again].blocks[0].address == memory
 
 
 @pytest.mark.parametrize(("name", "way"), FEW)

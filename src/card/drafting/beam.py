@@ -13,12 +13,15 @@ from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftSequence, DraftWriter
 from card.drafting.window import MOST_READ, num_skipped, read_part
 from card.errors import CapacityError, CardError, ModelError, in_words
+from card.machine.memory import free_memory
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
 from card.models.rows.pool import SequencePool, sequence_bytes
 from card.tree.logits import Logits
 from card.tree.nodes import NewNodes
 
-_DEFAULT_NUM_SEQUENCES = 16  # of full length, in a writer's default memory
+# A writer's default memory is that of so many texts of full length, but no larger share of what is free. The target's
+# rows may take a quarter, and are larger.
+_DEFAULT_NUM_SEQUENCES, _DEFAULT_SHARE = 16, 1 / 16
 
 
 class BeamSequence(DraftSequence):
@@ -160,7 +163,7 @@ class BeamWriter(DraftWriter):
     def __init__(
         self, model: LanguageModel, kv_cache_bytes: int | None = None, *, find_grammar: FindGrammar | None = None
     ) -> None:
-        """Use ``model``; its KV rows get at most ``kv_cache_bytes``; None: enough for a few sequences of full length.
+        """Use ``model``; its KV rows get at most ``kv_cache_bytes``; None: a share of the free memory.
 
         Args:
             find_grammar: None ignores grammars.
@@ -169,7 +172,8 @@ class BeamWriter(DraftWriter):
         super().__init__(model.vocab_size, model.max_model_len, find_grammar=find_grammar)
         self.model = model
         self._drafts_chains_only = isinstance(model, Recurrent)
-        usual_bytes = _DEFAULT_NUM_SEQUENCES * sequence_bytes(model, model.max_rows)
+        of_one = sequence_bytes(model, model.max_rows)
+        usual_bytes = max(of_one, min(_DEFAULT_NUM_SEQUENCES * of_one, int(_DEFAULT_SHARE * free_memory())))
         self.pool = SequencePool(model, kv_cache_bytes or usual_bytes)
 
     def fitting(self, spec: DraftSpec) -> DraftSpec:

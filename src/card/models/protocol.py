@@ -139,6 +139,17 @@ class Divisible(LanguageModel, Protocol):
 
 
 @runtime_checkable
+class Sharing(LanguageModel, Protocol):
+    """A model whose sequences share memory of rows that one has copied from another, until one changes them."""
+
+    def held_bytes(self, slots: Sequence[int]) -> int:
+        """Return the memory of sequences, with room for all rows that they may have; what several share counts once."""
+
+    def shared_bytes(self, num_rows: int) -> int:
+        """Return the memory that a copy of the first rows of a sequence shares with it."""
+
+
+@runtime_checkable
 class Stateful(LanguageModel, Protocol):
     """A model that keeps more of a sequence than its rows."""
 

@@ -32,7 +32,8 @@ from card.models.rows.extension_rows import (
     require_well_formed,
     token_ids_of,
 )
-from card.models.rows.kv_cache import KVCache, KVLayout
+from card.models.rows.kv_cache import KVCache
+from card.models.rows.kv_layout import KVLayout
 from card.models.rows.records import RecordLayout
 from card.models.rows.row_tree import BoolArray, IntArray, window_size
 from card.models.rows.selection import AttentionScores, ChosenRows
@@ -186,6 +187,14 @@ class RowRunner(ABC):
         assert (source in self._long_slots) == (slot in self._long_slots), "rows of a short and of a long text differ"
         self._cache.copy_rows(source, slot, num_rows)
 
+    def held_bytes(self, slots: Sequence[int]) -> int:
+        """Return the memory of sequences; see `KVCache.held_bytes`."""
+        return self._cache.held_bytes(slots)
+
+    def shared_bytes(self, num_rows: int) -> int:
+        """Return the memory that a copy of so many rows shares with its source."""
+        return self._cache.shared_bytes(num_rows)
+
     def read_rows(self, slot: int) -> Any:
         """Return a copy of a sequence's rows. Raises: see `KVCache.read_rows`."""
         return self._cache.read_rows(slot)
@@ -279,6 +288,7 @@ class RowRunner(ABC):
             start = tree.num_rows
             require_selectable(extension, tree, self._decoder.layout)
             tree.append(extension.parents)
+            self._cache.make_room(extension.slot, start)
             if (last := tree.furthest(start)) >= self.max_model_len:
                 raise CapacityError(
                     f"slot {extension.slot}: a token at position {last} does not fit into max_model_len"

@@ -19,7 +19,7 @@ from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target
 from tests.pair import Pair
-from tests.reaching_in import cache_of
+from tests.reaching_in import kv_of, open_slots
 from tests.tiny import tiny_llama
 from tests.toy import TableModel
 
@@ -65,7 +65,7 @@ def test_rows_that_drafting_wrote_are_replaced_by_those_of_the_verification() ->
         runner = runner_of("own pass")
         request = make_request(0, method=method, params=PARAMS[0], draft=DRAFT, prompt=prompt, uses_drafter=False)
         texts = run_all(make_engine(runner, None, method), {0: [request]})
-        rows.append(cache_of(runner)[0].kv[:, :, :, : len(prompt) + len(texts[0][0]) - 1])
+        rows.append(kv_of(runner, open_slots(runner)[-1], len(prompt) + len(texts[0][0]) - 1))
     np.testing.assert_allclose(rows[1], rows[0], atol=1e-4, rtol=1e-4)
 
 

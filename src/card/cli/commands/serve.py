@@ -193,7 +193,7 @@ def _server(module: str, words: str = "") -> Any:
 @counted("--threads", default=1, words="CPU threads.", section="Machine")
 @option("--cores", section="Machine", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
 @counted("--max-model-len", default=4096, least=2, words="Longest text drafted for.", section="Models")
-@option("--kv-cache-memory", section="Machine", help="Memory for KV rows, such as 2GiB.  [default: 16 full texts]")
+@option("--kv-cache-memory", section="Machine", help="Memory for KV rows, such as 2GiB.  [default: by free memory]")
 @counted("--max-sessions", default=16, words="Most clients.")
 @counted("--max-sessions-per-client", words="Most per key.  [default: half]")
 def draft_server(**options: Any) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from card.kernels.jit.tables import ConvTable, LayerTable, PassTable, RowTable
-from card.kernels.jit.vectors import GROUP, compiled
+from card.kernels.jit.tables import CACHE_ROWS, ConvTable, LayerTable, PassTable, RowTable
+from card.kernels.jit.vectors import GROUP, compiled, load_int
 
 
 @compiled
@@ -49,9 +49,15 @@ def cached_bytes(table: PassTable, layer: LayerTable) -> int:
 
 
 @compiled
-def cached_at(table: PassTable, layer: LayerTable, row: RowTable, head: int) -> int:
-    """Return where a sequence's rows of a head lie in the cache; the keys of a layer first, then the values.
+def cached_at(table: PassTable, layer: LayerTable, head: int) -> int:
+    """Return how many bytes of a block of the cache lie before the rows of a head, the keys of a layer first.
 
-    The layers lie one after the other, each [2, KV heads, rows, channels].
+    The layers lie one after the other, each [2, KV heads, CACHE_ROWS, channels].
     """
-    return row.kv + row.max_rows * (layer.kv_at + head * cached_bytes(table, layer))
+    return CACHE_ROWS * (layer.kv_at + head * cached_bytes(table, layer))
+
+
+@compiled
+def cached_row(row: RowTable, cached: int, slot: int, row_bytes: int) -> int:
+    """Return where row ``slot`` of a sequence lies, of the head at ``cached``; up to CACHE_ROWS lie side by side."""
+    return load_int(row.blocks + 8 * (slot // CACHE_ROWS)) + cached + slot % CACHE_ROWS * row_bytes

@@ -7,7 +7,15 @@ all of them. What is done to a row's numbers, and in which order, does not depen
 from __future__ import annotations
 
 from card.kernels.jit import tables as t
-from card.kernels.jit.addresses import all_heads, attended_bytes, cached_at, cached_bytes, layer_entry, row_entry
+from card.kernels.jit.addresses import (
+    all_heads,
+    attended_bytes,
+    cached_at,
+    cached_bytes,
+    cached_row,
+    layer_entry,
+    row_entry,
+)
 from card.kernels.jit.attention_blocks import (
     BEHIND,
     BLOCK,
@@ -42,7 +50,7 @@ def rows_together(table: PassTable, layer: LayerTable, first: int) -> int:
     """Return how many rows from ``first`` on share blocks: rows of one text, of t.TOGETHER queries at most."""
     most = min(max(1, t.TOGETHER * layer.kv_heads // layer.heads), table.num_rows - first)
     count = 1
-    while count < most and row_entry(table, first + count).kv == row_entry(table, first).kv:
+    while count < most and row_entry(table, first + count).blocks == row_entry(table, first).blocks:
         count += 1
     return count
 
@@ -84,7 +92,7 @@ def widen_shared(table: PassTable, layer_idx: int, first: int, last: int, cached
     """Write a block as floats that some of rows ``first`` to ``last`` see in order, with zeros behind what they see.
 
     Args:
-        cached: address of the keys or values of the text's row 0.
+        cached: see `cached_at`.
 
     Returns: how many positions of the block they see.
     """
@@ -94,7 +102,7 @@ def widen_shared(table: PassTable, layer_idx: int, first: int, last: int, cached
         if standing(table, layer_idx, row, position) == _IN_ORDER:
             size = max(size, min(BLOCK, row_entry(table, row).position + 1 - position))
     if size:
-        begin = cached + position * cached_bytes(table, layer)
+        begin = cached_row(row_entry(table, first), cached, position, cached_bytes(table, layer))
         widen(begin, table.kv_bytes, out, size * num_vectors)
         clear(out + 4 * LANES * size * num_vectors, 4 * LANES * (BLOCK - size) * num_vectors)
     return size
@@ -111,7 +119,7 @@ def widen_own(table: PassTable, layer_idx: int, row: int, cached: int, position:
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = at if at < prefix else load_int(ancestors + 8 * (at - prefix))
-            widen(cached + slot * row_bytes, table.kv_bytes, place, num_vectors)
+            widen(cached_row(row_table, cached, slot, row_bytes), table.kv_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
@@ -129,7 +137,7 @@ def widen_picked(
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = load_int(picked + 8 * at) if at < num_picked else since + at - num_picked
-            widen(cached + slot * row_bytes, table.kv_bytes, place, num_vectors)
+            widen(cached_row(row_table, cached, slot, row_bytes), table.kv_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
@@ -183,7 +191,8 @@ def use_blocks(
     layer, num_heads = layer_entry(table, layer_idx), queries.last_head - queries.head
     sum_bytes, num_queries = room_of(layer.padded_head // LANES), (queries.last - queries.first) * num_heads
     for position in range(begin, end, BLOCK):
-        here, ahead = scores + 4 * (position - begin), cached + (position + BLOCK) * cached_bytes(table, layer)
+        here, next_block = scores + 4 * (position - begin), min(position + BLOCK, end - BLOCK)
+        ahead = cached_row(row_entry(table, queries.first), cached, next_block, cached_bytes(table, layer))
         size = widen_shared(table, layer_idx, queries.first, queries.last, cached, position, block)
         if size and not sums:  # what a row does not see gets no weight, and its own blocks are scored below
             score_vectors(table, layer, num_queries, transposed, block, here, width, ahead)
@@ -267,18 +276,14 @@ def attend(table: PassTable, layer_idx: int, queries: Queries, room: int) -> Non
     """
     layer = layer_entry(table, layer_idx)
     heads, kv_heads, padded = layer.heads, layer.kv_heads, layer.padded_head
-    row_table, num_heads, num_vectors = (
-        row_entry(table, queries.first),
-        queries.last_head - queries.head,
-        padded // LANES,
-    )
+    num_heads, num_vectors = queries.last_head - queries.head, padded // LANES
     begin, end = first_seen(table, layer_idx, queries.first), 0
     for row in range(queries.first, queries.last):
         begin = min(begin, first_seen(table, layer_idx, row))
         end = max(end, last_seen(table, layer_idx, row))
     begin, end = begin // BLOCK * BLOCK, (end + BLOCK - 1) // BLOCK * BLOCK
     kv_head = queries.head * kv_heads // heads
-    keys, values = cached_at(table, layer, row_table, kv_head), cached_at(table, layer, row_table, kv_heads + kv_head)
+    keys, values = cached_at(table, layer, kv_head), cached_at(table, layer, kv_heads + kv_head)
     transposed, sum_bytes = room + 4 * (BLOCK * padded + BEHIND), room_of(num_vectors)
     num_queries = (queries.last - queries.first) * num_heads
     sums = transposed + 4 * LANES * padded * vectors_of(num_queries)

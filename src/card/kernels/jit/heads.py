@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from card.kernels.jit.addresses import all_heads, cached_at, cached_bytes, layer_entry, row_entry
+from card.kernels.jit.addresses import all_heads, cached_at, cached_bytes, cached_row, layer_entry, row_entry
 from card.kernels.jit.rows import MINUS_ONE, rms_norm
 from card.kernels.jit.tables import LayerTable, PassTable
 from card.kernels.jit.vectors import (
@@ -79,7 +79,8 @@ def prepare_heads(table: PassTable, layer_idx: int, first_row: int, last_row: in
             elif value_norm:
                 rms_norm(x, value_norm, x, size, padded, eps)
             if head >= heads:
-                out = cached_at(table, layer, row_table, head - heads) + row_table.slot * cached_bytes(table, layer)
+                kept_at = cached_at(table, layer, head - heads)
+                out = cached_row(row_table, kept_at, row_table.slot, cached_bytes(table, layer))
                 for at in range(0, padded, LANES):
                     if table.kv_bytes == 4:
                         store(out + 4 * at, load(x + 4 * at))

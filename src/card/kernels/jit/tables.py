@@ -8,6 +8,7 @@ AS_BYTES, AS_FLOATS = 1, 2  # which activations a linear layer takes; added wher
 SILU, GELU, CLAMPED = range(3)  # kinds of activation
 NO_SHARED, PLAIN_SHARED, GATED_SHARED = range(3)  # experts that all rows take
 LOGITS_OF_ROWS, WEIGHTS_OF_ROWS, QUERIES = range(3)  # kinds of scores
+CACHE_ROWS = 32  # rows of a block of the cache, which lie side by side
 TOGETHER = 48  # queries whose scores are kept at once, or as many as a row has for a KV head
 
 
@@ -130,8 +131,7 @@ class LayerTable(Struct):
 class RowTable(Struct):
     """A row of a pass."""
 
-    kv: int = place("its sequence's part of the cache")
-    max_rows: int = place("that it has room for")
+    blocks: int = place("addresses of its sequence's blocks of CACHE_ROWS rows")
     slot: int = place("the row's own one there")
     position: int = place("in its text")
     angle: int = place("the row of its angles in `cos` and `sin`")

@@ -9,7 +9,8 @@ from card.kernels.number_types import Floats
 from card.models.features import PassStates
 from card.models.images import ImageRows
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import KVLayout, SequenceRows
+from card.models.rows.kv_cache import SequenceRows
+from card.models.rows.kv_layout import KVLayout
 from card.models.rows.row_tree import BoolArray, IntArray, Window
 
 

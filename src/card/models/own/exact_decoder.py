@@ -245,7 +245,7 @@ class ExactDecoder:
         if step.extension.scores != "bounds":
             return of_heads.sum(0)[..., : step.num_held].mean(2) / np.float32(step.num_new)  # type: ignore[no-any-return]
         queries = of_heads.transpose(1, 2, 0, 3, 4) * self._layers.scale
-        keys = step.sequence.kv[:, 0, :, : step.num_held]
+        keys = np.concatenate([span.runs[0][:, 0, :, span.inside] for span in step.sequence.spans(0, step.num_held)], 2)
         return np.stack([bound_scores(*layer) for layer in zip(queries, keys, strict=True)])
 
     def _run(self, first: int, logits_rows: IntArray | slice) -> None:

@@ -46,11 +46,11 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
     num_before = 0
     for step in steps:
         tree = step.sequence.tree
-        start, place = tree.num_rows - step.num_new, (step.sequence.buffer.ctypes.data, tree.max_rows)
+        start, place = tree.num_rows - step.num_new, step.sequence.places.ctypes.data
         selections = [_selection(step, idx) for idx in range(step.num_new)]
         if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
             rows += [
-                (*place, row, row, row, row + 1, num_before, *one)
+                (place, row, row, row, row + 1, num_before, *one)
                 for row, one in zip(range(start, tree.num_rows), selections, strict=True)
             ]
             continue
@@ -59,7 +59,7 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
         firsts = num_before + np.cumsum(positions + 1 - visible) - (positions + 1 - visible)
         numbers = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
         rows += [
-            (*place, row, position, position, *others, *selection)
+            (place, row, position, position, *others, *selection)
             for (row, position, *others), selection in zip(numbers, selections, strict=True)
         ]
         all_ancestors.append(ancestors)

@@ -41,7 +41,7 @@ from card.models.own.exact_rows import IntArray
 from card.models.own.expert_tables import ExpertRoom, expert_table, stand_beside
 from card.models.own.layer_input_tables import factor_at, layer_input_table
 from card.models.own.layers import BlockWeight, Linear
-from card.models.rows.kv_cache import KVLayout, KVShape
+from card.models.rows.kv_layout import KVLayout, KVShape
 
 
 class _Heads(NamedTuple):

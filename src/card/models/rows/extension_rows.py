@@ -10,7 +10,7 @@ from card.errors import ModelError
 from card.kernels.number_types import Floats
 from card.models.images import ImageRows
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import KVLayout
+from card.models.rows.kv_layout import KVLayout
 from card.models.rows.row_tree import IntArray, RowTree
 
 

@@ -1,85 +1,34 @@
-"""Row-wise KV caches: keys and values of each sequence in one array, beside the tree of its rows.
+"""Row-wise KV caches: keys and values of each sequence in blocks, beside the tree of its rows.
 
-The arrays are NumPy's, or those of a layout that makes others of the same behaviour (`card.theirs.transformers`).
+Sequences that begin alike share blocks. A block of several is never written to: who would write to it first makes one
+of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from card.errors import CapacityError, ModelError
-from card.kernels.number_types import paged_zeros
 from card.machine.memory import take_large_pages
+from card.models.rows.blocks import Block, Blocks, FreeBuffers
+from card.models.rows.kv_layout import KVLayout
 from card.models.rows.records import RecordLayout, Records
-from card.models.rows.row_tree import RowTree
+from card.models.rows.row_tree import IntArray, RowTree
 
-# Memory of closed sequences that is kept for the next ones: new memory costs page faults, 15 to 30 ms for 64 MB. One
-# buffer serves texts that come one after the other, whatever their lengths if a state is the largest part of it.
+# Memory of closed sequences that is kept for the next ones: new memory costs page faults, 15 to 30 ms for 64 MB.
 MAX_FREE_BYTES = 2**27
-MAX_SLACK = 2  # a kept buffer serves a sequence that needs at least this part of it
 
 
-class KVShape(NamedTuple):
-    """A layer's part of a row: a key and a value of each head."""
+class _Span(NamedTuple):
+    """Rows of one block: their arrays, their places there, and their places among all rows that are asked for."""
 
-    num_kv_heads: int
-    head_size: int
-
-    @property
-    def num_elements(self) -> int:
-        """Numbers of keys and values."""
-        return 2 * self.num_kv_heads * self.head_size
-
-
-_NO_LAYER = KVShape(1, 1)  # the shape of no layers at all
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """Layout of the cache: runs of layers of one shape, each an array [L, 2, Hkv, capacity, D], one after the other."""
-
-    layers: tuple[KVShape, ...]  # that keep keys and values
-    dtype: Any  # NumPy's, or that of another layout's arrays
-    device: Any = "cpu"
-
-    @property
-    def row_elements(self) -> int:
-        """Numbers in one row: keys and values of all layers and heads."""
-        return sum(layer.num_elements for layer in self.layers)
-
-    @property
-    def places(self) -> list[int]:
-        """Numbers of a row that lie before those of each layer."""
-        return list(accumulate((layer.num_elements for layer in self.layers), initial=0))[:-1]
-
-    @property
-    def shape(self) -> KVShape:
-        """The shape of all layers. Raises: ModelError if they have none in common."""
-        if len(set(self.layers)) > 1:
-            raise ModelError(
-                f"the layers keep keys of {len(set(self.layers))} shapes, and rows are chosen where all have one;"
-                " use a method that reads all rows"
-            )
-        return self.layers[0] if self.layers else _NO_LAYER
-
-    def runs(self, buffer: Any, capacity: int) -> list[Any]:
-        """Return the arrays of ``capacity`` rows at the start of a buffer."""
-        arrays, first = list[Any](), 0
-        for of, layers in groupby(self.layers):
-            num_layers = len(list(layers))
-            end = first + num_layers * capacity * of.num_elements
-            arrays.append(buffer[first:end].reshape(num_layers, 2, of.num_kv_heads, capacity, of.head_size))
-            first = end
-        return arrays or [buffer[:0].reshape(0, 2, _NO_LAYER.num_kv_heads, capacity, _NO_LAYER.head_size)]
-
-    def make(self, num_elements: int) -> Any:
-        """Return an array of so many numbers, whatever they are. Raises: MemoryError, RuntimeError without room."""
-        return paged_zeros(num_elements, self.dtype)
+    runs: list[Any]
+    inside: slice
+    outside: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +36,50 @@ class SequenceRows:
     """One sequence: what its rows may see, and their keys and values."""
 
     tree: RowTree
-    runs: list[Any]  # keys and values of all layers, see `KVLayout.runs`; the start of ``buffer``
-    buffer: Any  # [capacity * row_elements or up to MAX_SLACK times as many], the records among them
+    block_rows: int
+    blocks: list[Block]  # those of its rows, and some behind them
+    places: IntArray  # [most blocks] addresses of the blocks, as machine code reads them
+    numbers: IntArray  # [most blocks] of the blocks
+    room: Any = None  # memory of the records
     records: Records | None = None  # of a model that keeps some
 
     @property
     def kv(self) -> Any:
-        """Keys and values [L, 2, Hkv, capacity, D] of a layout whose layers all have one shape."""
-        (run,) = self.runs
+        """Keys and values [L, 2, Hkv, capacity, D] of one block whose layers all have one shape."""
+        (block,) = self.blocks
+        (run,) = block.runs
         return run
+
+    def put(self, idx: int, block: Block) -> None:
+        """Make a block the one of this number, in place of another or behind all."""
+        self.blocks[idx : idx + 1] = [block]
+        self.places[idx], self.numbers[idx] = block.address, block.number
+
+    def spans(self, first: int, end: int) -> Iterator[_Span]:
+        """Yield where rows ``first`` to ``end`` lie."""
+        for start in range(first // self.block_rows * self.block_rows, end, self.block_rows):
+            low, high = max(first, start), min(end, start + self.block_rows)
+            runs = self.blocks[start // self.block_rows].runs
+            yield _Span(runs, slice(low - start, high - start), slice(low - first, high - first))
+
+    def read(self, first: int, end: int, out: list[Any]) -> None:
+        """Copy rows to arrays as of `KVLayout.runs`."""
+        for span in self.spans(first, end):
+            for run, to in zip(span.runs, out, strict=True):
+                to[:, :, :, span.outside] = run[:, :, :, span.inside]
+
+    def write(self, first: int, end: int, rows: list[Any]) -> None:
+        """Copy rows from such arrays, to blocks of its own."""
+        for span in self.spans(first, end):
+            for run, source in zip(span.runs, rows, strict=True):
+                run[:, :, :, span.inside] = source[:, :, :, span.outside]
 
 
 class KVCache:
-    """The sequences of one model, each with a buffer for as many rows as it asked for.
+    """The sequences of one model, each with room for as many rows as it asked for.
 
-    Buffers of closed sequences are kept for later ones, up to ``max_free_bytes`` in all. A sequence gets the smallest
-    kept buffer that is large enough and at most MAX_SLACK times as large as needed, else new memory. So the memory is
-    at most ``max_free_bytes`` and MAX_SLACK times what the open sequences asked for.
+    A block takes memory when its first row is added. Buffers of closed sequences are kept for later ones, up to
+    ``max_free_bytes`` in all.
     """
 
     def __init__(
@@ -116,22 +92,40 @@ class KVCache:
     ) -> None:
         self.layout, self._records = layout, records
         self.max_rows = max_rows
-        self.max_free_bytes = max_free_bytes
-        self.row_bytes = layout.row_elements * layout.dtype.itemsize + (0 if records is None else records.row_bytes)
+        self._kv_bytes = layout.row_elements * layout.dtype.itemsize  # of a row without its records
+        self.row_bytes = self._kv_bytes + (0 if records is None else records.row_bytes)
         self.state_bytes = 0 if records is None else records.ring_bytes  # of a sequence, besides its rows
         self._slots: dict[int, SequenceRows] = {}
-        self._free: list[Any] = []  # buffers of closed sequences, the oldest first
+        self._free = FreeBuffers(layout, max_free_bytes)
+        self._blocks = Blocks(layout, self._free)
         self._next_slot = 0
 
     @property
     def free_bytes(self) -> int:
         """Memory of the buffers that wait for another sequence."""
-        return sum(int(buffer.nbytes) for buffer in self._free)
+        return self._free.num_bytes
 
     @property
     def num_bytes(self) -> int:
         """Memory of all buffers: of open sequences and free ones."""
-        return sum(int(sequence.buffer.nbytes) for sequence in self._slots.values()) + self.free_bytes
+        rooms = sum(int(sequence.room.nbytes) for sequence in self._slots.values() if sequence.room is not None)
+        return self._blocks.num_bytes + rooms + self._free.num_bytes
+
+    def held_bytes(self, slots: Sequence[int]) -> int:
+        """Return the memory of some sequences, with room for all rows that they asked for; shared blocks count once.
+
+        Raises: ModelError if one is not open.
+        """
+        held = [self[slot] for slot in slots]
+        num_rows = self._blocks.num_rows([one.numbers[: len(one.blocks)] for one in held])
+        num_rows += sum(max(0, one.tree.max_rows - len(one.blocks) * one.block_rows) for one in held)
+        of_records = (self.row_bytes - self._kv_bytes) * sum(one.tree.max_rows for one in held)
+        return int(num_rows * self._kv_bytes + of_records + len(held) * self.state_bytes)
+
+    def shared_bytes(self, num_rows: int) -> int:
+        """Return the memory that a copy of the first rows of a sequence does not take, as both share it."""
+        block_rows = self.layout.block_rows
+        return 0 if block_rows is None else num_rows // block_rows * block_rows * self._kv_bytes
 
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence with room for ``max_rows`` rows (None: as many as the cache allows).
@@ -142,62 +136,54 @@ class KVCache:
         capacity = self.max_rows if max_rows is None else max_rows
         if not 1 <= capacity <= self.max_rows:
             raise CapacityError(f"a sequence has room for 1 to {self.max_rows} rows, got {capacity}")
-        buffer = self._take_buffer(capacity)
+        sequence = self._sequence(capacity)
+        if self.layout.block_rows is None:
+            self._add_block(sequence)
         slot = self._next_slot
         self._next_slot += 1  # never used twice, so that a stale slot is caught
-        self._slots[slot] = self._sequence(buffer, capacity)
+        self._slots[slot] = sequence
         return slot
 
-    def _num_elements(self, capacity: int) -> int:
-        """Return the size of a buffer for so many rows."""
-        return int((capacity * self.row_bytes + self.state_bytes) // self.layout.dtype.itemsize)
+    def _sequence(self, capacity: int) -> SequenceRows:
+        """Return a sequence without rows and blocks."""
+        block_rows = self.layout.block_rows or capacity
+        places, numbers = np.zeros((2, -(-capacity // block_rows)), np.int64)
+        tree, layout = RowTree(capacity), self._records
+        if layout is None:
+            return SequenceRows(tree, block_rows, [], places, numbers)
+        room = self._free.take(self._record_elements(capacity))
+        take_large_pages(room.ctypes.data, room.nbytes)  # a pass uses all of a state and its records
+        records = layout.records(room[: self._record_elements(capacity)], capacity)
+        return SequenceRows(tree, block_rows, [], places, numbers, room, records)
 
-    def _sequence(self, buffer: Any, capacity: int) -> SequenceRows:
-        """Return a sequence without rows, or with rows that a buffer holds but its tree does not know."""
-        runs, size = self.layout.runs(buffer, capacity), capacity * self.layout.row_elements
-        room = None if self._records is None else buffer[size : self._num_elements(capacity)]
-        records = None if self._records is None else self._records.records(room, capacity)
-        return SequenceRows(RowTree(capacity), runs, buffer, records)
-
-    def _take_buffer(self, capacity: int) -> Any:
-        num_elements = self._num_elements(capacity)
-        fitting = [i for i, free in enumerate(self._free) if num_elements <= len(free) <= MAX_SLACK * num_elements]
-        if fitting:
-            return self._free.pop(min(fitting, key=lambda i: len(self._free[i])))
-        try:
-            return self._make_buffer(capacity)
-        except (MemoryError, RuntimeError):  # no memory, of the CPU or of a device
-            self.drop_free()
-        try:
-            return self._make_buffer(capacity)
-        except (MemoryError, RuntimeError) as error:
-            num_bytes = num_elements * self.layout.dtype.itemsize
-            raise CapacityError(
-                f"{self.layout.device} has no memory for {num_bytes} bytes of KV rows; close other sequences, or"
-                " allow fewer or shorter ones"
-            ) from error
-
-    def _make_buffer(self, capacity: int) -> Any:
-        """Return a new buffer; a state and its records are in large pages, as a pass uses all of them."""
-        buffer = self.layout.make(self._num_elements(capacity))
-        if self._records is not None:
-            room = buffer[capacity * self.layout.row_elements :]
-            take_large_pages(room.ctypes.data, room.nbytes)
-        return buffer
+    def _record_elements(self, capacity: int) -> int:
+        """Return the size of the records of so many rows, in numbers of the rows' type."""
+        num_bytes = capacity * (self.row_bytes - self._kv_bytes) + self.state_bytes
+        return int(num_bytes // self.layout.dtype.itemsize)
 
     def close(self, slot: int) -> None:
         """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
-        self._free.append(self[slot].buffer)
+        sequence = self[slot]
         del self._slots[slot]
-        while self.free_bytes > self.max_free_bytes:
-            del self._free[0]
+        self._drop_blocks(sequence)
+        if sequence.room is not None:
+            self._free.give(sequence.room)
 
     def drop_free(self) -> None:
         """Give the memory of closed sequences back."""
         self._free.clear()
 
+    def make_room(self, slot: int, first: int) -> None:
+        """Have memory for rows from ``first`` on that no other sequence reads.
+
+        Raises: CapacityError if the device has none. The rows before are as they were then.
+        """
+        self._own(self[slot], first, self[slot].tree.num_rows)
+
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
-        """Make the first ``num_rows`` rows of ``source`` the rows of the empty sequence ``slot``, in one copy.
+        """Make the first ``num_rows`` rows of ``source`` the rows of the empty sequence ``slot``.
+
+        They share whole blocks; the rows behind these are copied.
 
         Raises: ModelError if they are no chain in ``source``, ``slot`` is not empty or one of the two is not open;
             CapacityError if ``slot`` has no room for them. Nothing has changed then.
@@ -210,8 +196,18 @@ class KVCache:
                 f"the first {num_rows} rows of slot {source} were to be copied; 0 to {origin.tree.num_prefix_rows} of"
                 f" its {origin.tree.num_rows} rows are a chain"
             )
-        target.tree.append(np.arange(-1, num_rows - 1))
-        _copy(origin, target, num_rows)
+        block_rows = self.layout.block_rows or num_rows + 1
+        first = num_rows // block_rows * block_rows
+        try:
+            self._share(origin, target, first)
+            self._append(target, num_rows - first)
+        except CapacityError:
+            target.tree.truncate(0)
+            raise
+        for span in origin.spans(first, num_rows):
+            target.write(first, num_rows, [run[:, :, :, span.inside] for run in span.runs])
+        if target.records is not None and origin.records is not None:
+            target.records.copy(origin.records, num_rows)
 
     def read_rows(self, slot: int) -> Any:
         """Return a copy of the rows of a chain, as a buffer with just their room.
@@ -222,11 +218,13 @@ class KVCache:
         if held.tree.num_prefix_rows != held.tree.num_rows:
             raise ModelError(f"slot {slot} holds a tree of rows; drop its candidates with keep()")
         num_rows = held.tree.num_rows
-        rows = self.layout.make(self._num_elements(num_rows))
-        taken = self._sequence(rows, num_rows)
-        _copy(held, taken, num_rows)
-        if taken.records is not None:
-            taken.records.save()
+        size = num_rows * self.layout.row_elements
+        rows = self.layout.make(size + self._record_elements(num_rows))
+        held.read(0, num_rows, self.layout.runs(rows, num_rows))
+        if held.records is not None:
+            taken = held.records.layout.records(rows[size:], num_rows)
+            taken.copy(held.records, num_rows)
+            taken.save()
         return rows
 
     def write_rows(self, slot: int, rows: Any) -> None:
@@ -237,11 +235,12 @@ class KVCache:
         target, num_rows = self[slot], (rows.nbytes - self.state_bytes) // self.row_bytes
         if target.tree.num_rows:
             raise ModelError(f"slot {slot} holds {target.tree.num_rows} rows; rows are put into an empty one only")
-        target.tree.append(np.arange(-1, num_rows - 1))
-        source = self._sequence(rows, num_rows)
-        if source.records is not None:
-            source.records.restore(num_rows)
-        _copy(source, target, num_rows)
+        self._append(target, num_rows)
+        target.write(0, num_rows, self.layout.runs(rows, num_rows))
+        if target.records is not None:
+            written = target.records.layout.records(rows[num_rows * self.layout.row_elements :], num_rows)
+            written.restore(num_rows)
+            target.records.copy(written, num_rows)
 
     def read_part(self, slot: int, first: int, end: int) -> Any:
         """Return a copy of some rows of a chain, of a cache without records: that of `KVLayout.runs` for these alone.
@@ -255,8 +254,7 @@ class KVCache:
                 " a chain"
             )
         rows = self.layout.make((end - first) * self.layout.row_elements)
-        for one, other in zip(held.runs, self.layout.runs(rows, end - first), strict=True):
-            other[...] = one[:, :, :, first:end]
+        held.read(first, end, self.layout.runs(rows, end - first))
         return rows
 
     def append_part(self, slot: int, rows: Any, num_rows: int) -> None:
@@ -266,9 +264,18 @@ class KVCache:
         """
         target, num_read = self[slot], rows.nbytes // self.row_bytes
         first = target.tree.num_rows
-        target.tree.append(np.arange(first - 1, first + num_rows - 1))
-        for one, other in zip(self.layout.runs(rows, num_read), target.runs, strict=True):
-            other[:, :, :, first : first + num_rows] = one[:, :, :, :num_rows]
+        self._append(target, num_rows)
+        target.write(first, first + num_rows, self.layout.runs(rows, num_read))
+
+    def _append(self, sequence: SequenceRows, num_rows: int) -> None:
+        """Add rows to a chain, and memory for them. Raises: CapacityError; nothing has changed then."""
+        first = sequence.tree.num_rows
+        sequence.tree.append(np.arange(first - 1, first + num_rows - 1))
+        try:
+            self._own(sequence, first, first + num_rows)
+        except CapacityError:
+            sequence.tree.truncate(first)
+            raise
 
     def __getitem__(self, slot: int) -> SequenceRows:
         """Return the sequence in ``slot``. Raises: ModelError if it is not open."""
@@ -300,16 +307,51 @@ class KVCache:
             )
         sequence.tree.keep(num_prefix_rows, kept)
         if num_still < len(kept):
-            first = num_prefix_rows + num_still
-            for run in sequence.runs:
-                run[:, :, :, first : first + len(kept) - num_still] = run[:, :, :, kept[num_still:]]
+            self._move(sequence, kept[num_still:], num_prefix_rows + num_still)
             if sequence.records is not None:
-                sequence.records.move(kept[num_still:], first)
+                sequence.records.move(kept[num_still:], num_prefix_rows + num_still)
 
+    def _move(self, sequence: SequenceRows, rows: IntArray, first: int) -> None:
+        """Copy ascending rows to as many places from ``first`` on, which none of them is before."""
+        size, new = sequence.block_rows, np.arange(first, first + len(rows))
+        is_cut = (np.diff(rows // size) != 0) | (np.diff(new // size) != 0)
+        self._own(sequence, first, first + len(rows))
+        for part in np.split(np.arange(len(rows)), np.flatnonzero(is_cut) + 1):  # of one block each
+            source, place = sequence.blocks[rows[part[0]] // size], new[part[0]]
+            (target,) = sequence.spans(place, place + len(part))
+            for run, to in zip(source.runs, target.runs, strict=True):
+                to[:, :, :, target.inside] = run[:, :, :, rows[part] % size]
 
-def _copy(source: SequenceRows, target: SequenceRows, num_rows: int) -> None:
-    """Copy the first rows of all layers, and the records behind which a text goes on."""
-    for one, other in zip(source.runs, target.runs, strict=True):
-        other[:, :, :, :num_rows] = one[:, :, :, :num_rows]
-    if target.records is not None and source.records is not None:
-        target.records.copy(source.records, num_rows)
+    # ---- blocks ----------------------------------------------------------------------------------------------------
+
+    def _share(self, origin: SequenceRows, target: SequenceRows, num_rows: int) -> None:
+        """Let whole blocks of another sequence be the rows of an empty one. Raises: CapacityError if it is full."""
+        target.tree.append(np.arange(-1, num_rows - 1))
+        self._drop_blocks(target)
+        for idx in range(num_rows // target.block_rows):
+            origin.blocks[idx].num_users += 1
+            target.put(idx, origin.blocks[idx])
+
+    def _own(self, sequence: SequenceRows, first: int, end: int) -> None:
+        """Have blocks of a sequence's own for rows ``first`` to ``end``; of those shared so far, copies."""
+        size = sequence.block_rows
+        for idx in range(first // size, -(-end // size)):
+            if idx == len(sequence.blocks):
+                self._add_block(sequence)
+            elif (shared := sequence.blocks[idx]).num_users > 1:
+                sequence.put(idx, self._new_block(size, idx))
+                for run, to in zip(shared.runs, sequence.blocks[idx].runs, strict=True):
+                    to[...] = run
+                self._blocks.release(shared)
+
+    def _add_block(self, sequence: SequenceRows) -> None:
+        idx = len(sequence.blocks)
+        sequence.put(idx, self._new_block(sequence.block_rows, idx))
+
+    def _new_block(self, size: int, idx: int) -> Block:
+        """Return a block of ``size`` rows for the rows from ``size * idx`` on. Raises: CapacityError without memory."""
+        return self._blocks.make(size, min(size, self.max_rows - size * idx))
+
+    def _drop_blocks(self, sequence: SequenceRows) -> None:
+        while sequence.blocks:
+            self._blocks.release(sequence.blocks.pop())

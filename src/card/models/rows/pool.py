@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from card.errors import CapacityError, ModelError, SettingsError
-from card.models.protocol import LanguageModel, LengthDependent, Stateful
+from card.models.protocol import LanguageModel, LengthDependent, Sharing, Stateful
 from card.models.rows.pool_entries import MIN_SHARED_TOKENS, Entries, Entry, common_length
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.row_tree import IntArray
@@ -36,7 +36,7 @@ class PoolStats:
     reused_tokens: int
     read_tokens: int  # of these, how many came from files
     used_bytes: int  # running and retained sequences
-    retained_bytes: int
+    retained_bytes: int  # of these, what only retained sequences use
     num_open: int  # running sequences
     num_retained: int
 
@@ -46,8 +46,8 @@ class SequencePool:
 
     A *running* sequence belongs to the caller, from `open` to `close`. A closed one can stay behind as a *retained*
     sequence. It belongs to no request and lends its rows to a text that begins alike. The least recently used one is
-    dropped first when room is needed. Rows are lent by copying, so no sequence ever sees another's changes. Not
-    thread-safe; call it between forward passes.
+    dropped first when room is needed. Rows are lent as copies, which may share memory until they change: no sequence
+    ever sees another's changes, and what several share counts once. Not thread-safe; call it between forward passes.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class SequencePool:
             raise SettingsError(f"max_retained must be 0 or more, got {max_retained}")
         self._model, self._max_bytes, self._max_retained = model, max_bytes, max_retained
         self._with_state = model if isinstance(model, Stateful) else None
+        self._sharing = model if isinstance(model, Sharing) and model.shared_bytes(BLOCK_ROWS) else None
         self._state_bytes = sequence_bytes(model, 0)
         self.switch_len = model.switch_len if isinstance(model, LengthDependent) else None  # None: rows never change
         self._entries = Entries()
@@ -85,14 +86,14 @@ class SequencePool:
     @property
     def stats(self) -> PoolStats:
         """Counters and memory as of now."""
-        retained_bytes = self._bytes_of(self._retained)
+        used_bytes, running_bytes = self._bytes_of(self._running, self._retained), self._bytes_of(self._running)
         return PoolStats(
             queries=self._queries,
             hits=self._hits,
             reused_tokens=self._reused_tokens,
             read_tokens=self._read_tokens,
-            used_bytes=self._bytes_of(self._running) + retained_bytes,
-            retained_bytes=retained_bytes,
+            used_bytes=used_bytes,
+            retained_bytes=used_bytes - running_bytes,
             num_open=len(self._running),
             num_retained=len(self._retained),
         )
@@ -107,8 +108,8 @@ class SequencePool:
         Args:
             without: slot of a running one that would give way too.
         """
-        free_bytes = self._max_bytes - self._bytes_of(self._running)
-        free_bytes += 0 if without is None else self._bytes(self._running[without].num_rows)
+        others = {slot: entry for slot, entry in self._running.items() if slot != without}
+        free_bytes = self._max_bytes - self._bytes_of(others)
         return self.can_ever_hold(num_rows) and self._bytes(self._round(num_rows)) <= free_bytes
 
     def open(self, token_ids: Sequence[int], num_rows: int, *, text_len: int = 0) -> Opened:
@@ -244,7 +245,7 @@ class SequencePool:
         """Say which sequence is dropped next, once the pool is half full."""
         if self._prefixes is None:
             return
-        used = self._bytes_of(self._running) + self._bytes_of(self._retained)
+        used = self._bytes_of(self._running, self._retained)
         if 2 * used > self._max_bytes or 2 * len(self._retained) > self._max_retained:
             for entry in self._retained.values():
                 if not entry.is_told:
@@ -252,8 +253,16 @@ class SequencePool:
                     self._prefixes.note_leaving(entry.text, is_long=entry.is_long)
                     return
 
-    def _bytes_of(self, entries: dict[int, Entry]) -> int:
-        return sum(self._bytes(entry.num_rows) for entry in entries.values())
+    def _bytes_of(self, *groups: dict[int, Entry]) -> int:
+        """Return the memory of sequences; what several share counts once."""
+        entries = [entry for group in groups for entry in group.values()]
+        if self._sharing is not None:
+            return self._sharing.held_bytes([entry.slot for entry in entries])
+        return sum(self._bytes(entry.num_rows) for entry in entries)
+
+    def _new_bytes(self, num_rows: int, num_shared: int) -> int:
+        """Return the memory that a new sequence takes whose first ``num_shared`` rows are another's."""
+        return self._bytes(num_rows) - (0 if self._sharing is None else self._sharing.shared_bytes(num_shared))
 
     def _bytes(self, num_rows: int) -> int:
         return num_rows * self._model.row_bytes + self._state_bytes
@@ -261,10 +270,9 @@ class SequencePool:
     def _round(self, num_rows: int) -> int:
         return min(-(-max(num_rows, 1) // BLOCK_ROWS) * BLOCK_ROWS, self._model.max_rows)
 
-    def _has_spare(self, num_rows: int) -> bool:
-        """Return whether so many rows fit as things are, without dropping anything."""
-        used = self._bytes_of(self._running) + self._bytes_of(self._retained)
-        return used + self._bytes(num_rows) <= self._max_bytes
+    def _has_spare(self, num_bytes: int) -> bool:
+        """Return whether so much memory is left as things are, without dropping anything."""
+        return self._bytes_of(self._running, self._retained) + num_bytes <= self._max_bytes
 
     def _running_entry(self, slot: int, token_ids: Sequence[int]) -> Entry:
         if slot not in self._running:
@@ -291,10 +299,12 @@ class SequencePool:
         if self._prefixes is not None and source is not None:
             self._prefixes.note_shared(text[:num_shared], is_long=is_long)
         try:
-            slot = self._make_slot(num_rows, is_long, spared=source)
+            slot = self._make_slot(num_rows, is_long, spared=source, num_shared=num_shared)
         except CapacityError:
             if source is None or source.slot not in self._retained:
                 raise
+            if self._sharing is not None:
+                return self._take_rows(source, num_shared, num_rows)
             if not num_rows <= source.num_rows <= MAX_EXCESS * num_rows:
                 self._drop(source)
                 return self._open(text, num_rows, is_long)
@@ -306,6 +316,17 @@ class SequencePool:
                 self._model.copy_rows(source.slot, slot, num_shared)
                 self._entries.touch(source)
         self._running[slot] = Entry(slot, num_rows, text[:num_shared].copy(), is_long)
+        return Opened(slot, num_shared)
+
+    def _take_rows(self, source: Entry, num_shared: int, num_rows: int) -> Opened:
+        """Start a sequence in place of a retained one that does not fit beside it."""
+        del self._retained[source.slot]
+        try:
+            slot = self._make_slot(num_rows, source.is_long, spared=None)
+            self._model.copy_rows(source.slot, slot, num_shared)
+        finally:
+            self._model.close(source.slot)
+        self._running[slot] = Entry(slot, num_rows, source.text[:num_shared].copy(), source.is_long)
         return Opened(slot, num_shared)
 
     def _read(self, prefixes: PrefixCache, text: IntArray, num_rows: int, is_long: bool) -> Opened | None:
@@ -320,15 +341,15 @@ class SequencePool:
             self._model.close(slot)  # a damaged file is not found again
         return None
 
-    def _make_slot(self, num_rows: int, is_long: bool, spared: Entry | None) -> int:
-        """Open a slot, dropping retained sequences other than ``spared`` until there is room."""
-        kept_bytes = self._bytes_of(self._running)
-        if spared is not None and spared.slot in self._retained:
-            kept_bytes += self._bytes(spared.num_rows)
-        if kept_bytes + self._bytes(num_rows) > self._max_bytes:
+    def _make_slot(self, num_rows: int, is_long: bool, spared: Entry | None, num_shared: int = 0) -> int:
+        """Open a slot, dropping retained sequences other than ``spared``, whose rows it shares, until there is room."""
+        num_bytes = self._new_bytes(num_rows, num_shared)
+        is_retained = spared is not None and spared.slot in self._retained
+        kept_bytes = self._bytes_of(self._running, {spared.slot: spared} if spared is not None and is_retained else {})
+        if kept_bytes + num_bytes > self._max_bytes:
             raise CapacityError(f"{num_rows} KV rows do not fit beside {kept_bytes} of {self._max_bytes} bytes")
         droppable = [entry for entry in self._retained.values() if entry is not spared][::-1]
-        while not self._has_spare(num_rows):
+        while not self._has_spare(num_bytes):
             self._drop(droppable.pop())
         while True:
             try:
@@ -356,7 +377,11 @@ class SequencePool:
     def _shrink(self, entry: Entry) -> None:
         """Move a finished sequence, counted nowhere, to a smaller place if it wastes much and both fit for now."""
         needed = self._round(len(entry.text))
-        if WORTH_SHRINKING * needed > entry.num_rows or not self._has_spare(entry.num_rows + needed):
+        is_cheap = self._sharing is not None and self._sharing.shared_bytes(needed) == self._bytes(needed)
+        if needed == entry.num_rows or (not is_cheap and WORTH_SHRINKING * needed > entry.num_rows):
+            return
+        both = self._bytes_of(self._running, self._retained, {entry.slot: entry})
+        if both + self._new_bytes(needed, len(entry.text)) > self._max_bytes:
             return
         try:
             slot = self._slot(needed, entry.is_long)

@@ -20,7 +20,8 @@ from card.models.images import ImageRows
 from card.models.layer_kinds import layer_windows
 from card.models.layer_shape import head_dim
 from card.models.protocol import Extension
-from card.models.rows.kv_cache import KVShape, SequenceRows
+from card.models.rows.kv_cache import SequenceRows
+from card.models.rows.kv_layout import KVShape
 from card.models.rows.row_tree import IntArray
 from card.theirs.cuda.joined import Linear, joined, linear_of, linears_of, share
 from card.theirs.transformers.arrays import TorchLayout, as_array, as_tensor

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from card.kernels.number_types import BFLOAT16, Dtype, dtype_name
-from card.models.rows.kv_cache import KVLayout
+from card.models.rows.kv_layout import KVLayout
 from card.models.rows.row_tree import IntArray
 
 
@@ -75,7 +75,9 @@ def as_logits(logits: Tensor) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TorchLayout(KVLayout):
-    """Layout of a cache whose rows are tensors on a device."""
+    """Layout of a cache whose rows are tensors on a device, those of a sequence side by side as torch reads them."""
+
+    block_rows: ClassVar[int | None] = None
 
     def make(self, num_elements: int) -> Tensor:
         """Return an uninitialised tensor of ``num_elements`` numbers. Raises: RuntimeError if there is no room."""

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from card.errors import ModelError
-from card.models.rows.kv_cache import KVLayout, KVShape
+from card.models.rows.kv_layout import KVLayout, KVShape
 from card.models.rows.row_tree import Window
 from card.theirs.transformers.arrays import TorchLayout
 from card.theirs.transformers.attention import Scoring, SequencePass, attend
