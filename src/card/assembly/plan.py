@@ -143,11 +143,10 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     _refuse_contradictions(engine, chosen, facts, drafts=drafts, has_draft=has_draft)
     placements = _placements(chosen, engine, facts) if drafts else {}
     asked = DraftSettings(**draft_changes)
-    growth, with_draft = chosen.shape(asked).growth, facts.has_draft
-    there = _readers(chosen, engine, drafts=drafts, with_draft=with_draft, writers=writers, growth=growth)
+    shaped, with_draft = chosen.shape(asked), facts.has_draft
+    there = _readers(chosen, engine, drafts=drafts, with_draft=with_draft, writers=writers, growth=shaped.growth)
     refuse_unread(settings, _known(), there, f"method {chosen.name}")
-    shaped, max_model_len = chosen.shape(asked), _model_len(engine, facts)
-    target_tree_rows = shaped.budget + SPARE_ROWS
+    max_model_len, target_tree_rows = _model_len(engine, facts), shaped.budget + SPARE_ROWS
     has_process = "process" in placements.values()
     cores = _plan_cores(engine, facts, own_drafter_core=has_process)
     plan = Plan(
