@@ -83,7 +83,7 @@ class Drafting:
     def step(self, *sequences: StateSequence, most: int = 256) -> list[NewNodes]:
         grown = self.writer.step([(one, most) for one in sequences])
         for one in grown:
-            assert not isinstance(one, CardError)
+            assert not isinstance(one, CardError), one
         return [one for one in grown if not isinstance(one, CardError)]
 
     def path(self, sequence: StateSequence) -> list[int]:

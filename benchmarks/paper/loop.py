@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from card.config import DraftSettings, SamplingParams, Schedule
@@ -128,6 +129,7 @@ class PaperRounds:
     """A policy: draft so many layers in each round, and verify what was there before them."""
 
     reason = "as published"
+    undrafted: Mapping[int, str] = MappingProxyType({})
 
     def __init__(self, settings: LoopSettings, worker: TargetWorker) -> None:
         self._worker = worker

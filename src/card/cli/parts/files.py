@@ -38,6 +38,8 @@ class OutputPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Fails with a usage error if it cannot be written."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if self._beside and not path.name:
+            self.fail(f"must have a name, got {str(value)!r}; give one such as out: more is kept beside it", param, ctx)
         try:
             check_can_write(path / "new" if self._is_folder else path)
         except SettingsError as error:

@@ -125,9 +125,9 @@ class StateSequence(BeamSequence):
         return replace(plain, inputs=self._inputs.rows(plain.token_ids, np.stack(states)))
 
     def hand_on(self, frontier: Sequence[int], states: Floats) -> None:
-        """Take the block's own states behind the rows of a pass that had logits, before `grow`."""
-        nodes = [self.cache.root_id] if self.cache.root_id in frontier else frontier[: len(states)]
-        self._state_of.update(zip(nodes, np.array(states), strict=True))
+        """Take the block's own states behind the rows of a pass that had logits, before `grow`; none: more is unread."""
+        nodes = [self.cache.root_id] if self.cache.root_id in frontier else frontier
+        self._state_of.update(zip(nodes[: len(states)], np.array(states), strict=True))
 
     def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
         """Add the rows of a pass as `BeamSequence.grow` does, and forget the states that they were made of."""
