@@ -125,7 +125,7 @@ class StateSequence(BeamSequence):
         return replace(plain, inputs=self._inputs.rows(plain.token_ids, np.stack(states)))
 
     def hand_on(self, frontier: Sequence[int], states: Floats) -> None:
-        """Take the block's own states behind the rows of a pass that had logits, before `grow`; none: more is unread."""
+        """Take the block's own states behind rows that had logits, before `grow`; none where more is unread."""
         nodes = [self.cache.root_id] if self.cache.root_id in frontier else frontier
         self._state_of.update(zip(nodes[: len(states)], np.array(states), strict=True))
 
