@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from card.machine.threads import integer_passes_on
 from card.models.files.gguf import model as gguf_model
 from card.models.files.gguf.model import open_gguf
 from card.models.loading import load_decoder
+from card.models.own import exact_decoder
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.protocol import Extension
 from card.models.runners import how_it_runs, plain_runner
@@ -135,6 +137,26 @@ def test_a_long_prompt_has_the_logits_of_its_pieces(request, name, num_threads) 
             step = Extension.of_text(slot, text[: done + 16], done, first_logits=done)
             pieces.append(runner.forward([step])[0])
     assert np.array_equal(np.concatenate(pieces), at_once)
+
+
+def test_expanded_weights_stay_in_the_memory_of_their_thread(tmp_path, monkeypatch) -> None:
+    """The model is so wide that they need more of it than attention does; what lies behind it must stay as it is."""
+    save_model(tmp_path, "qwen3", demo_tokenizer(), sizes={**SIZES, "hidden_size": 2048, "num_hidden_layers": 1})
+    file = write_gguf(tmp_path, tmp_path / "wide.gguf", kind=Kind.Q4_0)
+    made, guard = [], 2**20
+
+    def guarded(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+        if dtype != np.int8:
+            return np.empty(shape, dtype)
+        buffer = np.full(math.prod(shape) + guard, 0x5A, np.int8)
+        made.append(buffer)
+        return buffer[:-guard].reshape(shape)
+
+    monkeypatch.setattr(exact_decoder, "empty", guarded)
+    runner = plain_runner(load_decoder(file, cache_dir=""), max_model_len=512)
+    with integer_passes_on(1):
+        runner.forward([Extension.of_text(runner.open(), [3 + idx % 90 for idx in range(330)])])
+    assert made and all((buffer[-guard:] == 0x5A).all() for buffer in made)
 
 
 @pytest.mark.parametrize(("kind", "said"), [(Kind.IQ3_S, "IQ3_S"), (Kind.IQ2_XXS, "IQ2_XXS")])
