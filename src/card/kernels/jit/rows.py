@@ -62,7 +62,7 @@ _LARGEST = np.float32(127.0)
 _LEAST_SCALE = np.float32(1e-30)  # of a channel of zeros, whose integers are zeros, too
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _ZERO = 128  # weights are unsigned bytes around this
-_MANY_TILES = 7  # from which on weights are expanded first: at four tiles that costs what it saves, at twelve it gains
+_MANY_TILES = 7  # with more, weights are expanded first: at four tiles that costs what it saves (LOG.md)
 _FOUR = 4 * PANEL  # bytes from four weights of a channel to the next four
 # The polynomial of Cephes' logf, between the roots of 1/2 and 2.
 _L0, _L1, _L2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)

@@ -8,7 +8,7 @@ AS_BYTES, AS_FLOATS = 1, 2  # which activations a linear layer takes; added wher
 SILU, GELU, CLAMPED = range(3)  # kinds of activation
 NO_SHARED, PLAIN_SHARED, GATED_SHARED = range(3)  # experts that all rows take
 LOGITS_OF_ROWS, WEIGHTS_OF_ROWS, QUERIES = range(3)  # kinds of scores
-CACHE_ROWS = 32  # rows of a block of the cache, which lie side by side
+CACHE_ROWS = 32  # of a block of the cache, side by side: what two texts share is cut to whole blocks
 TOGETHER = 48  # queries whose scores are kept at once, or as many as a row has for a KV head
 
 

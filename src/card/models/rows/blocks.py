@@ -12,7 +12,7 @@ from card.machine.memory import take_large_pages
 from card.models.rows.kv_layout import KVLayout
 from card.models.rows.row_tree import IntArray
 
-SLAB_BYTES, _MOST_BLOCKS = 2**24, 1024  # of a slab
+SLAB_BYTES, _MOST_BLOCKS = 2**24, 1024  # of a slab: eight large pages, and few enough that one is soon unused again
 MAX_SLACK = 2  # a kept buffer serves who needs at least this part of it
 
 
