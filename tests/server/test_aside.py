@@ -76,7 +76,7 @@ def test_a_schema_that_cannot_be_kept_to_is_refused_in_plain_words(server: Runni
     assert error["param"] in ("response_format", None), error
     for internal in ("NoExtensionBias", "panic", "Traceback", "RecursionError"):
         assert internal not in error["message"]
-    assert server.is_idle()
+    until(server.is_idle)
 
 
 @pytest.mark.parametrize(

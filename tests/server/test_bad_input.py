@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.examples import settings
 from tests.server.running import PROMPT, Running, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -148,7 +149,7 @@ def test_a_wrong_field_is_refused_with_its_name(
     server: Running, path: str, fields: dict[str, Any], param: str | None
 ) -> None:
     assert refused(server.post(path, fields), 400)["param"] == param
-    assert server.is_idle()
+    until(server.is_idle)
 
 
 @pytest.mark.parametrize("field", ["tools", "chat_template_kwargs", "guided_json", "response_format"])

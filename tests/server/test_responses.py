@@ -24,6 +24,7 @@ from card.server.strict import Ignored
 from card.text.parts.formats import HERMES
 from tests.server.running import PROMPT, Running, Solo, run, serving
 from tests.server.scripted import scripted
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -321,7 +322,7 @@ def test_what_is_not_done_is_refused_with_its_name(server: Running, fields: dict
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["param"] == param and error["message"] and "\n" not in error["message"]
-    assert server.is_idle()
+    until(server.is_idle)
 
 
 def test_a_response_that_is_to_follow_another_one_says_that_none_is_stored(client: openai.OpenAI) -> None:

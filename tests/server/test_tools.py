@@ -13,6 +13,7 @@ import pytest
 from card.api.async_llm import AsyncLLM
 from tests.server.running import PROMPT, Running, Solo, run, serving, streams
 from tests.server.scripted import scripted
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -410,7 +411,7 @@ def test_tools_that_cannot_be_are_refused_with_the_reason(
     assert message in error["message"] and "\n" not in error["message"]
     if param is not None:
         assert error["param"] == param
-    assert server.is_idle()
+    until(server.is_idle)
 
 
 def test_what_llguidance_does_not_know_of_a_schema_is_left_to_the_model_if_strict_is_false(server: Running) -> None:
