@@ -158,7 +158,7 @@ FILES = {
             click.echo("hello")
     """,
     "models/architectures/added_arch.py": """
-        from card.models.architectures.architecture import Architecture
+        from card.models.architectures.architecture import (Architecture)
         from card.models.decoder_config import ConfigRule
 
         ARCHITECTURE = Architecture(model_class="AddedForCausalLM", config=ConfigRule(defaults={"vocab_size": 99}))

@@ -10,10 +10,10 @@ import gguf
 
 import card.models
 from card.models.architectures import Architecture, all_architectures, find_architecture
-from card.models.architectures.architecture import Part
 from card.models.decoder_config import ConfigFields, ConfigRule
 from card.models.gguf_map import GgufMap
 from card.models.layer_shape import ExpertRule
+from card.models.parts import Part
 from tests.models.published import CONFIGS
 
 PACKAGE = Path(card.models.__file__).parent
@@ -23,7 +23,7 @@ FOLLOWERS = [
     *(PACKAGE.parent / "theirs" / name for name in ("transformers/walking.py", "cuda/fused.py")),
     *sorted(PACKAGE.glob("files/gguf/*.py")),
 ]
-RECORDS = ("architectures/architecture", "decoder_config", "layer_shape", "gguf_map")
+RECORDS = ("architectures/architecture", "decoder_config", "layer_shape", "gguf_map", "parts")
 TABLE = [PACKAGE / f"{name}.py" for name in RECORDS]
 NO_PARTS = frozenset({"MADV_DONTNEED", "_hf_hook"})  # of the system, and of accelerate
 

@@ -13,7 +13,7 @@ from card.kernels.jit.tables import CACHE_ROWS
 from card.kernels.number_types import FLOAT32, Floats
 from card.machine.threads import integer_passes_on
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, sizes_of
+from card.models.architectures.architecture import sizes_of
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
 from card.models.layer_shape import LayerShape
@@ -21,6 +21,7 @@ from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.plain_config import config_of
 from card.models.own.reasons import is_exact
+from card.models.parts import HEAD_NORMS, PRE_NORMS
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import KVCache
 from card.models.rows.kv_layout import KVLayout, KVShape

@@ -236,7 +236,7 @@ def test_kept_rows_equal_a_fresh_prefill_of_the_kept_text(
     runner.forward([Extension(fresh, [ids[row] for row in kept], new_parents)])
     assert runner.num_rows(slot) == len(kept)
     assert cache_of(runner)[slot].tree.positions().tolist() == cache_of(runner)[fresh].tree.positions().tolist()
-    kv, fresh_kv = (np.array(kv_of(runner, s, len(kept))) for s in (slot, fresh))
+    kv, fresh_kv = (np.asarray(kv_of(runner, s, len(kept))) for s in (slot, fresh))
     np.testing.assert_allclose(kv, fresh_kv, atol=1e-4, rtol=1e-4)
     tip = kept.index(kept_path[-1])
     more = [Extension(s, [7, 8, 9], [tip, len(kept), tip]) for s in (slot, fresh)]

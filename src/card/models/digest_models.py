@@ -9,11 +9,12 @@ import numpy as np
 
 from card.kernels.number_types import Floats
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import Part, sizes_of
+from card.models.architectures.architecture import sizes_of
 from card.models.files.generation_config import GenerationConfig
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.layer_inputs import LAYER_TABLE
 from card.models.own.plain_config import config_of
+from card.models.parts import Part
 
 _SIZES: Mapping[str, Any] = {
     "vocab_size": 512,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from card.models.architectures.architecture import ExpertPlace, Part
+from card.models.parts import ExpertPlace, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

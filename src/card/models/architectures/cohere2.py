@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from card.models.architectures.architecture import PRE_NORMS, Architecture
+from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
+from card.models.parts import PRE_NORMS
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:

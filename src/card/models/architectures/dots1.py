@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import expert_parts
 from card.models.architectures.glm4_moe import ARCHITECTURE as GLM4_MOE
 from card.models.architectures.glm4_moe import EXPERTS, PLAIN_SHARED_EXPERT
 from card.models.architectures.qwen3 import ARCHITECTURE as QWEN3
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
+from card.models.parts import expert_parts
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import expert_biases, expert_parts
 from card.models.architectures.ernie4_5 import ARCHITECTURE as ERNIE
 from card.models.architectures.glm4_moe import PLAIN_SHARED_EXPERT
 from card.models.decoder_config import ConfigRule
 from card.models.layer_shape import ExpertRule
+from card.models.parts import expert_biases, expert_parts
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:

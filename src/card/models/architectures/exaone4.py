@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from card.models.architectures.architecture import HEAD_NORMS, Architecture
+from card.models.architectures.architecture import Architecture
 from card.models.architectures.olmo2 import POST_NORMS
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
+from card.models.parts import HEAD_NORMS
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from card.models.architectures.architecture import Architecture, NormPlace, Part
+from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
 from card.models.layer_shape import of_layer
+from card.models.parts import NormPlace, Part
 
 NORMS: Mapping[NormPlace, Part] = {
     "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import HEAD_NORMS
 from card.models.architectures.gemma2 import ARCHITECTURE as GEMMA2
 from card.models.architectures.gemma2 import NORMS
 from card.models.decoder_config import ConfigRule
+from card.models.parts import HEAD_NORMS
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:

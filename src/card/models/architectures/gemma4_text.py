@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from card.kernels.rotation import PROPORTIONAL
-from card.models.architectures.architecture import HEAD_NORMS, LINEARS, Architecture, Part
+from card.models.architectures.architecture import Architecture
 from card.models.architectures.gemma2 import NORMS, embedding_scale
 from card.models.decoder_config import ConfigRule
 from card.models.files.gguf.header import GgufError
 from card.models.gguf_map import GgufMap
 from card.models.layer_shape import ExpertRule, LayerShape, of_layer
+from card.models.parts import HEAD_NORMS, LINEARS, Part
 
 _FULL = "full_attention"
 _SHARED = "num_kv_shared_layers"

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from card.models.architectures.architecture import LINEARS_WITH_GATE_UP, PRE_NORMS, Architecture, Part
+from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
+from card.models.parts import LINEARS_WITH_GATE_UP, PRE_NORMS, Part
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import (
+from card.models.architectures.architecture import Architecture
+from card.models.decoder_config import ConfigRule
+from card.models.gguf_map import GgufMap
+from card.models.layer_shape import ExpertRule, LayerShape, stated_shape
+from card.models.parts import (
     HEAD_NORMS,
     PRE_NORMS,
-    Architecture,
     ExpertPlace,
     NormPlace,
     Part,
@@ -15,9 +18,6 @@ from card.models.architectures.architecture import (
     expert_parts,
     has_shared_expert,
 )
-from card.models.decoder_config import ConfigRule
-from card.models.gguf_map import GgufMap
-from card.models.layer_shape import ExpertRule, LayerShape, stated_shape
 
 
 def _shape(config: Any, layer: int) -> LayerShape:

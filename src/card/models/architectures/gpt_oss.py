@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from card.models.architectures.architecture import PRE_NORMS, Architecture, NormPlace, Part, expert_parts
+from card.models.architectures.architecture import Architecture
 from card.models.architectures.mixtral import EXPERTS
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
+from card.models.parts import PRE_NORMS, NormPlace, Part, expert_parts
 
 _ALPHA, _LIMIT = 1.702, 7.0  # of the gate, as the machine code has them
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from card.models.architectures.architecture import expert_parts
 from card.models.architectures.granite import ARCHITECTURE as GRANITE
 from card.models.architectures.mixtral import EXPERTS
+from card.models.parts import expert_parts
 
 ARCHITECTURE = replace(
     GRANITE,

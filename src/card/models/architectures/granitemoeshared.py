@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from card.models.architectures.architecture import ExpertPlace, Part, has_shared_expert
 from card.models.architectures.granitemoe import ARCHITECTURE as GRANITEMOE
 from card.models.architectures.mixtral import EXPERTS
+from card.models.parts import ExpertPlace, Part, has_shared_expert
 
 _DOWN: Mapping[ExpertPlace, Part] = {
     "shared_down": Part("shared_mlp.output_linear", "ffn_down_shexp", ("hidden", "shared"), only=has_shared_expert)

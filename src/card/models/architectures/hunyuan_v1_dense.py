@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, Architecture, NormPlace, Part
+from card.models.architectures.architecture import Architecture
 from card.models.gguf_map import GgufMap
+from card.models.parts import HEAD_NORMS, PRE_NORMS, NormPlace, Part
 
 NORMS: Mapping[NormPlace, Part] = {
     **PRE_NORMS,

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from card.models.architectures.architecture import ExpertPlace, Part, expert_parts
 from card.models.architectures.hunyuan_v1_dense import ARCHITECTURE as DENSE
 from card.models.layer_shape import ExpertRule
+from card.models.parts import ExpertPlace, Part, expert_parts
 
 _SHARED: Mapping[ExpertPlace, Part] = {
     "shared_gate": Part("mlp.shared_mlp.gate_proj", "ffn_gate_shexp", ("shared", "hidden")),

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import Architecture, Part
+from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
 from card.models.layer_shape import LayerShape, stated_shape
+from card.models.parts import Part
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:

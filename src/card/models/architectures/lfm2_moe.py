@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from card.models.architectures.architecture import expert_biases, expert_parts
 from card.models.architectures.lfm2 import ARCHITECTURE as LFM2
 from card.models.architectures.lfm2 import mixed_shape
 from card.models.decoder_config import ConfigRule
 from card.models.layer_shape import ExpertRule
+from card.models.parts import expert_biases, expert_parts
 
 ARCHITECTURE = replace(
     LFM2,

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from card.models.architectures.architecture import PRE_NORMS, WIDE_NORMS, expert_biases
 from card.models.architectures.mixtral import ARCHITECTURE as MIXTRAL
 from card.models.architectures.mixtral import EXPERTS
 from card.models.decoder_config import ConfigRule
+from card.models.parts import PRE_NORMS, WIDE_NORMS, expert_biases
 
 ARCHITECTURE = replace(
     MIXTRAL,

@@ -1,8 +1,9 @@
 """Mixtral."""
 
-from card.models.architectures.architecture import Architecture, expert_parts
+from card.models.architectures.architecture import Architecture
 from card.models.gguf_map import GgufMap
 from card.models.layer_shape import ExpertRule
+from card.models.parts import expert_parts
 
 EXPERTS = ExpertRule(count="num_local_experts", width="intermediate_size", is_normed=True)
 ARCHITECTURE = Architecture(

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from card.models.architectures.architecture import WIDE_NORMS, Architecture, NormPlace, Part
+from card.models.architectures.architecture import Architecture
 from card.models.gguf_map import GgufMap
+from card.models.parts import WIDE_NORMS, NormPlace, Part
 
 POST_NORMS: Mapping[NormPlace, Part] = {
     "attention_out": Part("post_attention_layernorm", "post_attention_norm", ("hidden",)),

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from card.models.architectures.architecture import PRE_NORMS, WIDE_NORMS, Architecture, expert_parts
+from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
 from card.models.layer_shape import ExpertRule
+from card.models.parts import PRE_NORMS, WIDE_NORMS, expert_parts
 
 
 def why_not(config: Any) -> str | None:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from card.models.architectures.architecture import LINEARS_WITH_GATE_UP, LINEARS_WITH_QKV_AND_GATE_UP, Architecture
+from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
+from card.models.parts import LINEARS_WITH_GATE_UP, LINEARS_WITH_QKV_AND_GATE_UP
 
 _PARTIAL = "partial_rotary_factor"
 _OLDER_TYPES = ("su", "yarn")  # of angles with longrope's lists of factors

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import Architecture, ExpertPlace, Part, expert_parts
+from card.models.architectures.architecture import Architecture
 from card.models.architectures.qwen3_moe import EXPERTS
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
+from card.models.parts import ExpertPlace, Part, expert_parts
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
 """Qwen3: norms of queries and keys."""
 
-from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, Architecture
+from card.models.architectures.architecture import Architecture
 from card.models.architectures.qwen2 import drop_window
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
+from card.models.parts import HEAD_NORMS, PRE_NORMS
 
 ARCHITECTURE = Architecture(
     model_class="Qwen3ForCausalLM",

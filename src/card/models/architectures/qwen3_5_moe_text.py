@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from card.models.architectures.architecture import LINEARS, expert_parts
 from card.models.architectures.qwen2_moe import SHARED_EXPERT
 from card.models.architectures.qwen3_5_text import ARCHITECTURE as QWEN35
 from card.models.layer_shape import ExpertRule
+from card.models.parts import LINEARS, expert_parts
 
 EXPERTS = ExpertRule(shared_width="shared_expert_intermediate_size", has_shared_gate=True)
 ARCHITECTURE = replace(

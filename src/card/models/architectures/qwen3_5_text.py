@@ -5,19 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from card.kernels.packed_linear import LANES
-from card.models.architectures.architecture import (
-    HEAD_NORMS,
-    LINEARS,
-    PRE_NORMS,
-    TILED,
-    Architecture,
-    NormPlace,
-    Part,
-    VectorPlace,
-)
+from card.models.architectures.architecture import TILED, Architecture
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
 from card.models.layer_shape import DeltaHeads, LayerShape
+from card.models.parts import HEAD_NORMS, LINEARS, PRE_NORMS, NormPlace, Part, VectorPlace
 
 
 def complete(config: Any, others: dict[str, Any]) -> None:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import expert_parts
 from card.models.architectures.qwen2 import drop_window
 from card.models.architectures.qwen3 import ARCHITECTURE as QWEN3
 from card.models.decoder_config import ConfigRule
 from card.models.layer_shape import ExpertRule
+from card.models.parts import expert_parts
 
 
 def complete(config: Any, others: dict[str, Any]) -> None:

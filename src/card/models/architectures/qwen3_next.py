@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from card.models.architectures.architecture import LINEARS, Part
 from card.models.architectures.qwen3_5_moe_text import ARCHITECTURE as QWEN35_MOE
 from card.models.architectures.qwen3_5_moe_text import EXPERTS
 from card.models.architectures.qwen3_5_text import ARCHITECTURE as QWEN35
 from card.models.architectures.qwen3_5_text import DELTA_OUT, GATED_ATTENTION, INPUTS, complete
+from card.models.parts import LINEARS, Part
 
 
 def _complete(config: Any, others: dict[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from card.models.architectures.architecture import PRE_NORMS, Architecture
+from card.models.architectures.architecture import Architecture
 from card.models.gguf_map import GgufMap
+from card.models.parts import PRE_NORMS
 
 ARCHITECTURE = Architecture(
     model_class="SeedOssForCausalLM",

@@ -16,7 +16,7 @@ from card.errors import ModelError
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype, Floats
 from card.kernels.packed_linear import PackedLinear
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import SPLITS, ExpertPlace, Part, sizes_of
+from card.models.architectures.architecture import sizes_of
 from card.models.files.generation_config import GenerationConfig, read_generation_config
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled, say_scaled
@@ -29,6 +29,7 @@ from card.models.own.layer_inputs import LAYER_TABLE, layer_inputs_of
 from card.models.own.layers import BlockWeight, Linear, Weight
 from card.models.own.mxfp4_experts import blocks_explained, is_mxfp4, with_blocks
 from card.models.own.plain_config import read_config
+from card.models.parts import SPLITS, ExpertPlace, Part
 from card.models.rows.row_tree import IntArray
 
 _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed

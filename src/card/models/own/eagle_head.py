@@ -21,7 +21,6 @@ import numpy as np
 from card.kernels.number_types import Array, Dtype, Floats
 from card.kernels.packed_linear import PANEL, PackedLinear, multiply_rows
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, NormPlace, Part
 from card.models.features import FINAL, RAW
 from card.models.files.eagle_folder import FC, LAYER_PREFIXES, HeadFacts
 from card.models.files.generation_config import GenerationConfig
@@ -32,6 +31,7 @@ from card.models.own.exact_layers import as_stored, check_numbers, packed, rms_n
 from card.models.own.layer_tables import padded_head
 from card.models.own.layers import Linear, Weight, embedded
 from card.models.own.plain_config import config_of
+from card.models.parts import HEAD_NORMS, PRE_NORMS, NormPlace, Part
 from card.models.rows.row_tree import IntArray
 
 _TABLE, _HEAD, _NORM, _LAYER = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers.0."

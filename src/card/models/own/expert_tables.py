@@ -15,12 +15,13 @@ from card.kernels.jit.tables import GATED_SHARED, NO_SHARED, PLAIN_SHARED, Exper
 from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Floats
 from card.kernels.packed_linear import GROUP, PANEL, PackedLinear, extended, padded
-from card.models.architectures.architecture import Architecture, NormPlace
+from card.models.architectures.architecture import Architecture
 from card.models.layer_shape import Experts, LayerShape
 from card.models.own.decoder_model import DecoderLayer, ExpertLinears, Mlp
 from card.models.own.exact_layers import Pack, norm_weight, packed
 from card.models.own.exact_rows import IntArray
 from card.models.own.layers import BlockWeight, Linear
+from card.models.parts import NormPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,7 @@ from card.kernels.machine_code import machine_code
 from card.kernels.number_types import Array, Dtype, Floats
 from card.kernels.packed_linear import GROUP, LANES, PANEL, PackedLinear, extended, padded
 from card.kernels.rotation import query_growth
-from card.models.architectures.architecture import (
-    NormPlace,
-    VectorPlace,
-    neighbours_first,
-    rotary_parameters,
-    rotary_size,
-)
+from card.models.architectures.architecture import neighbours_first, rotary_parameters, rotary_size
 from card.models.layer_kinds import layer_windows
 from card.models.layer_shape import LayerShape
 from card.models.long_texts import switch_len
@@ -41,6 +35,7 @@ from card.models.own.exact_rows import IntArray
 from card.models.own.expert_tables import ExpertRoom, expert_table, stand_beside
 from card.models.own.layer_input_tables import factor_at, layer_input_table
 from card.models.own.layers import BlockWeight, Linear
+from card.models.parts import NormPlace, VectorPlace
 from card.models.rows.kv_layout import KVLayout, KVShape
 
 

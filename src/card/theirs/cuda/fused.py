@@ -13,12 +13,12 @@ from torch.nn import functional
 
 from card.kernels.number_types import dtype_name
 from card.models.architectures import Architecture
-from card.models.architectures.architecture import NormPlace
 from card.models.draft_vocab import kept_ids
 from card.models.features import FINAL, PassStates
 from card.models.images import ImageRows
 from card.models.layer_kinds import layer_windows
 from card.models.layer_shape import head_dim
+from card.models.parts import NormPlace
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
 from card.models.rows.kv_layout import KVShape

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from card.models.architectures import Architecture
-from card.models.architectures.architecture import SPLITS, sizes_of
+from card.models.architectures.architecture import sizes_of
+from card.models.parts import SPLITS
 
 Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
 

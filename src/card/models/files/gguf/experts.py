@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from card.models.architectures import Architecture
-from card.models.architectures.architecture import ExpertPlace, Part
 from card.models.files.gguf.header import DamagedError, GgufError, TensorPlace
 from card.models.files.gguf.keys import EXPERT_SCALE, GgufFacts
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight, row_bytes_of
+from card.models.parts import ExpertPlace, Part
 
 _SINGLE = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # of one expert, as the first files of Mixtral have it
 _JOINED = "ffn_gate_up_exps"  # gate and up of each expert, one behind the other

@@ -17,7 +17,6 @@ import numpy as np
 from card.errors import named as setting_named
 from card.kernels.number_types import Array, Dtype
 from card.models.architectures import Architecture, all_architectures
-from card.models.architectures.architecture import Part
 from card.models.decoder_config import DecoderConfig
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.config import ROTATION_TENSORS, read_config
@@ -40,6 +39,7 @@ from card.models.files.gguf.weights import (
 from card.models.layer_shape import head_dim
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.plain_config import config_of, config_of_block
+from card.models.parts import Part
 from card.models.rows.row_tree import IntArray
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
