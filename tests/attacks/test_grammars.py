@@ -18,6 +18,7 @@ import pytest
 from card.config import Grammar, ShapingRule
 from card.drafting.messages import Close, Hello, Layer, Open
 from tests.attacks.conftest import Book
+from tests.attacks.health import Look, looking_at_health, told
 from tests.cli.test_draft_server import draft_server
 from tests.drafts import draft_spec
 from tests.links.serving import RawClient
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.attacks, pytest.mark.timeout(300)]
 
 _URL = "/v1/completions"
 _MIB = 1 << 20
-_MOST_HELD_S = 2.0  # of /health: a bound against hanging only; the figure is in the table
+_MOST_HELD_S = 2.0  # that the server may compute while /health waits: a bound against hanging only
 _MOST_GROWN_BYTES = 1536 * _MIB  # three children and their grammars here, and all that may be kept
 
 
@@ -81,13 +82,13 @@ DEADLY += [
 class Beside:
     """Ordinary clients, and the memory of the server's processes, while somebody attacks."""
 
-    health_s: list[float] = field(default_factory=list)
+    looks: list[Look]
     plain_s: list[float] = field(default_factory=list)
     most_bytes: int = 0
     faults: list[str] = field(default_factory=list)
 
     def told(self) -> str:
-        return f"/health at most {max(self.health_s):.2f} s, a plain request {max(self.plain_s):.2f} s"
+        return f"{told(self.looks)}, a plain request {max(self.plain_s):.2f} s"
 
 
 def bytes_of(pid: int) -> int:
@@ -102,41 +103,38 @@ def bytes_of(pid: int) -> int:
 @contextlib.contextmanager
 def beside(server: Command) -> Iterator[Beside]:
     """Have ordinary requests answered meanwhile; each must be."""
-    seen, is_over = Beside(), threading.Event()
+    is_over, address = threading.Event(), "127.0.0.3"
+    with looking_at_health(server, address) as looks:
+        seen = Beside(looks)
 
-    def ask(path: str, body: dict[str, Any] | None, pause_s: float, times: list[float]) -> None:
-        elsewhere = httpx2.HTTPTransport(local_address="127.0.0.3")
-        with httpx2.Client(base_url=server.url, transport=elsewhere, timeout=PATIENCE_S) as client:
-            while not is_over.is_set() or not times:
-                begun_at = time.monotonic()
-                answer = client.get(path) if body is None else client.post(path, json=body)
-                times.append(time.monotonic() - begun_at)
-                if answer.status_code != 200:
-                    seen.faults.append(answer.text)
-                is_over.wait(pause_s)
+        def ask() -> None:
+            elsewhere = httpx2.HTTPTransport(local_address=address)
+            with httpx2.Client(base_url=server.url, transport=elsewhere, timeout=PATIENCE_S) as client:
+                while not is_over.is_set() or not seen.plain_s:
+                    begun_at = time.monotonic()
+                    answer = client.post(_URL, json={"prompt": PROMPT, "max_tokens": 4})
+                    seen.plain_s.append(time.monotonic() - begun_at)
+                    if answer.status_code != 200:
+                        seen.faults.append(answer.text)
+                    is_over.wait(0.3)
 
-    def weigh() -> None:
-        while not is_over.is_set():
-            seen.most_bytes = max(seen.most_bytes, bytes_of(server.process.pid))
-            is_over.wait(0.1)
+        def weigh() -> None:
+            while not is_over.is_set():
+                seen.most_bytes = max(seen.most_bytes, bytes_of(server.process.pid))
+                is_over.wait(0.1)
 
-    plain = {"prompt": PROMPT, "max_tokens": 4}
-    threads = [
-        threading.Thread(target=ask, args=("/health", None, 0.02, seen.health_s)),
-        threading.Thread(target=ask, args=(_URL, plain, 0.3, seen.plain_s)),
-        threading.Thread(target=weigh),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield seen
-    finally:
-        is_over.set()
+        threads = [threading.Thread(target=one) for one in (ask, weigh)]
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.start()
+        try:
+            yield seen
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join(PATIENCE_S)
     assert not seen.faults
     assert server.process.poll() is None
-    assert max(seen.health_s) < _MOST_HELD_S
+    assert max(look.held_s for look in looks) < _MOST_HELD_S
 
 
 @pytest.fixture(scope="module")
