@@ -239,7 +239,7 @@ def test_megabytes_of_grammar_hold_nobody_up(server: Command, book: Book) -> Non
 def test_grammars_that_cost_more_with_each_token(server: Command, book: Book) -> None:
     slow = {"guided_grammar": 'start: a\na: a a | a a a | /[a-z ]/ | ""\n', "max_tokens": 200, "temperature": 0.9}
     with beside(server) as seen, ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(ask, server, _URL, {**slow, "seed": seed}, timeout=120.0) for seed in range(4)]
+        asked = [pool.submit(ask, server, _URL, {**slow, "seed": seed}, timeout=PATIENCE_S) for seed in range(4)]
         answers = [one.result() for one in asked]
     for answer in answers:
         assert answer.status_code == 200 or any(
@@ -256,7 +256,7 @@ def test_grammars_that_are_given_up_while_they_are_followed(server: Command, boo
         "max_tokens": 40,
     }
     with beside(server) as seen:
-        ends = [ask(server, _URL, form, timeout=60.0).status_code for form in [literal] * 5 + [forbidden] * 20]
+        ends = [ask(server, _URL, form, timeout=PATIENCE_S).status_code for form in [literal] * 5 + [forbidden] * 20]
     assert set(ends) <= {200, 400}
     assert ends[5:] == [200] * 20
     book("grammars given up on the way, candidates that one forbids", len(ends), seen.told())
