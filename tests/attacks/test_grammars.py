@@ -18,6 +18,7 @@ import pytest
 from card.config import Grammar, ShapingRule
 from card.drafting.messages import Close, Hello, Layer, Open
 from tests.attacks.conftest import Book
+from tests.attacks.health import Look, looking_at_health, told
 from tests.cli.test_draft_server import draft_server
 from tests.drafts import draft_spec
 from tests.links.serving import RawClient
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.attacks, pytest.mark.timeout(300)]
 
 _URL = "/v1/completions"
 _MIB = 1 << 20
-_MOST_HELD_S = 2.0  # of /health: a bound against hanging only; the figure is in the table
+_MOST_HELD_S = 2.0  # that the server may compute while /health waits: a bound against hanging only
 _MOST_GROWN_BYTES = 1536 * _MIB  # three children and their grammars here, and all that may be kept
 
 
@@ -81,13 +82,13 @@ DEADLY += [
 class Beside:
     """Ordinary clients, and the memory of the server's processes, while somebody attacks."""
 
-    health_s: list[float] = field(default_factory=list)
+    looks: list[Look]
     plain_s: list[float] = field(default_factory=list)
     most_bytes: int = 0
     faults: list[str] = field(default_factory=list)
 
     def told(self) -> str:
-        return f"/health at most {max(self.health_s):.2f} s, a plain request {max(self.plain_s):.2f} s"
+        return f"{told(self.looks)}, a plain request {max(self.plain_s):.2f} s"
 
 
 def bytes_of(pid: int) -> int:
@@ -102,41 +103,38 @@ def bytes_of(pid: int) -> int:
 @contextlib.contextmanager
 def beside(server: Command) -> Iterator[Beside]:
     """Have ordinary requests answered meanwhile; each must be."""
-    seen, is_over = Beside(), threading.Event()
+    is_over, address = threading.Event(), "127.0.0.3"
+    with looking_at_health(server, address) as looks:
+        seen = Beside(looks)
 
-    def ask(path: str, body: dict[str, Any] | None, pause_s: float, times: list[float]) -> None:
-        elsewhere = httpx2.HTTPTransport(local_address="127.0.0.3")
-        with httpx2.Client(base_url=server.url, transport=elsewhere, timeout=PATIENCE_S) as client:
-            while not is_over.is_set() or not times:
-                begun_at = time.monotonic()
-                answer = client.get(path) if body is None else client.post(path, json=body)
-                times.append(time.monotonic() - begun_at)
-                if answer.status_code != 200:
-                    seen.faults.append(answer.text)
-                is_over.wait(pause_s)
+        def ask() -> None:
+            elsewhere = httpx2.HTTPTransport(local_address=address)
+            with httpx2.Client(base_url=server.url, transport=elsewhere, timeout=PATIENCE_S) as client:
+                while not is_over.is_set() or not seen.plain_s:
+                    begun_at = time.monotonic()
+                    answer = client.post(_URL, json={"prompt": PROMPT, "max_tokens": 4})
+                    seen.plain_s.append(time.monotonic() - begun_at)
+                    if answer.status_code != 200:
+                        seen.faults.append(answer.text)
+                    is_over.wait(0.3)
 
-    def weigh() -> None:
-        while not is_over.is_set():
-            seen.most_bytes = max(seen.most_bytes, bytes_of(server.process.pid))
-            is_over.wait(0.1)
+        def weigh() -> None:
+            while not is_over.is_set():
+                seen.most_bytes = max(seen.most_bytes, bytes_of(server.process.pid))
+                is_over.wait(0.1)
 
-    plain = {"prompt": PROMPT, "max_tokens": 4}
-    threads = [
-        threading.Thread(target=ask, args=("/health", None, 0.02, seen.health_s)),
-        threading.Thread(target=ask, args=(_URL, plain, 0.3, seen.plain_s)),
-        threading.Thread(target=weigh),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield seen
-    finally:
-        is_over.set()
+        threads = [threading.Thread(target=one) for one in (ask, weigh)]
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.start()
+        try:
+            yield seen
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join(PATIENCE_S)
     assert not seen.faults
     assert server.process.poll() is None
-    assert max(seen.health_s) < _MOST_HELD_S
+    assert max(look.held_s for look in looks) < _MOST_HELD_S
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +239,7 @@ def test_megabytes_of_grammar_hold_nobody_up(server: Command, book: Book) -> Non
 def test_grammars_that_cost_more_with_each_token(server: Command, book: Book) -> None:
     slow = {"guided_grammar": 'start: a\na: a a | a a a | /[a-z ]/ | ""\n', "max_tokens": 200, "temperature": 0.9}
     with beside(server) as seen, ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(ask, server, _URL, {**slow, "seed": seed}, timeout=120.0) for seed in range(4)]
+        asked = [pool.submit(ask, server, _URL, {**slow, "seed": seed}, timeout=PATIENCE_S) for seed in range(4)]
         answers = [one.result() for one in asked]
     for answer in answers:
         assert answer.status_code == 200 or any(
@@ -258,7 +256,7 @@ def test_grammars_that_are_given_up_while_they_are_followed(server: Command, boo
         "max_tokens": 40,
     }
     with beside(server) as seen:
-        ends = [ask(server, _URL, form, timeout=60.0).status_code for form in [literal] * 5 + [forbidden] * 20]
+        ends = [ask(server, _URL, form, timeout=PATIENCE_S).status_code for form in [literal] * 5 + [forbidden] * 20]
     assert set(ends) <= {200, 400}
     assert ends[5:] == [200] * 20
     book("grammars given up on the way, candidates that one forbids", len(ends), seen.told())

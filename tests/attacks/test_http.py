@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,17 +17,38 @@ import psutil
 import pytest
 
 from tests.attacks.conftest import Book
+from tests.attacks.health import Look, looking_at_health, told
 from tests.attacks.http_bodies import MOST_BYTES, bodies
 from tests.server.raw import JSON_TYPE, answers_in, asking, connected, in_chunks, read_all, request
 from tests.server.running import PATIENCE_S, Command, command
+from tests.waiting import until
 
 pytestmark = [pytest.mark.attacks, pytest.mark.timeout(300)]
 
-HEALTH_S = 0.5  # on a machine that others use as well; 0.2 s where nobody does
+HELD_S = 0.5  # that the server may compute while /health waits
 MOST_GROWTH_BYTES = 20 * MOST_BYTES
 HEAD_TIMEOUT_S = 3.0
 SMALL = {"prompt": "Tom has 3 apples", "max_tokens": 4, "temperature": 0}
 LONG = {"prompt": "Tom has 3 apples", "max_tokens": 900, "ignore_eos": True, "temperature": 0, "stream": True}
+
+
+@dataclass(frozen=True)
+class Since:
+    """What was seen from some moment on."""
+
+    looks: list[Look]
+    growth: int  # of resident bytes
+    num_small: int  # small requests that were answered
+
+    @property
+    def held_s(self) -> float:
+        """What the server computed at most while /health waited."""
+        return max(look.held_s for look in self.looks)
+
+    def __str__(self) -> str:
+        """All of it in words."""
+        others = f"{self.num_small} of {self.num_small} others answered"
+        return f"{told(self.looks)}; {self.growth / 1e6:.0f} MB more; {others}"
 
 
 @dataclass
@@ -37,7 +56,7 @@ class Watched:
     """A server, what a process beside it sees of its health, and what came of small requests meanwhile."""
 
     server: Command
-    samples: list[tuple[float, float, int]] = field(default_factory=list)  # when, seconds of /health, resident bytes
+    looks: list[Look]
     small: list[tuple[float, int]] = field(default_factory=list)  # when, status
 
     @property
@@ -45,52 +64,39 @@ class Watched:
         """The address."""
         return self.server.url
 
-    def since(self, started_at: float) -> tuple[float, int, int]:
-        """Return the longest answer of /health, the growth in bytes, and how many small requests were answered."""
-        time.sleep(0.1)
-        during = [one for one in self.samples if one[0] + one[1] >= started_at]
-        before = [rss for when, _, rss in self.samples if when < started_at][-1]
+    def since(self, started_at: float) -> Since:
+        """Tell what was seen since then, at least one look of which has begun after now."""
+        now = time.monotonic()
+        until(lambda: self.looks[-1].started_at > now)
+        during = [look for look in self.looks if look.started_at + look.took_s >= started_at]
+        before = [look.rss for look in self.looks if look.started_at < started_at][-1]
         statuses = [status for when, status in self.small if when >= started_at]
         assert all(status == 200 for status in statuses)
-        return max(took for _, took, _ in during), max(rss for _, _, rss in during) - before, len(statuses)
+        return Since(during, max(look.rss for look in during) - before, len(statuses))
 
 
 @contextlib.contextmanager
 def watched(folder: Path, *options: str, before: str = "pass") -> Iterator[Watched]:
     """Serve the demo pair, with a probe and a client of small requests beside it."""
     with command(folder, "--policy", "fixed", "--threads", "1", *options, before=before) as server:
-        seen = Watched(server)
-        host, port = server.url.removeprefix("http://").split(":")
-        script = Path(__file__).with_name("probe.py")
-        arguments = [sys.executable, str(script), host, port, str(server.process.pid)]
-        probe = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         is_over = threading.Event()
+        with looking_at_health(server) as looks:
+            seen = Watched(server, looks)
 
-        def read() -> None:
-            assert probe.stdout is not None
-            for line in probe.stdout:
-                when, took, rss = line.split()
-                seen.samples.append((float(when), float(took), int(rss)))
+            def ask() -> None:
+                with httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+                    while not is_over.wait(0.05):
+                        started_at = time.monotonic()
+                        seen.small.append((started_at, client.post("/v1/completions", json=SMALL).status_code))
 
-        def ask() -> None:
-            with httpx2.Client(base_url=server.url, timeout=PATIENCE_S) as client:
-                while not is_over.wait(0.05):
-                    started_at = time.monotonic()
-                    seen.small.append((started_at, client.post("/v1/completions", json=SMALL).status_code))
-
-        threads = [threading.Thread(target=one, daemon=True) for one in (read, ask)]
-        for thread in threads:
+            thread = threading.Thread(target=ask, daemon=True)
             thread.start()
-        while len(seen.samples) < 20 or len(seen.small) < 3:
-            time.sleep(0.02)
-        yield seen
-        is_over.set()
-        assert probe.poll() is None, "it was answered to the end"
-        assert probe.stdin is not None
-        probe.stdin.close()
-        assert probe.wait(PATIENCE_S) == 0
-        for thread in threads:
-            thread.join(PATIENCE_S)
+            try:
+                until(lambda: len(seen.small) >= 3)
+                yield seen
+            finally:
+                is_over.set()
+                thread.join(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +120,18 @@ def test_bodies_of_every_shape(attacked: Watched, book: Book) -> None:
                 if answer.status_code >= 400:
                     assert len(answer.content) < 1000, body.name
             took_s = (time.monotonic() - started_at) / 2
-            health_s, growth, answered = attacked.since(started_at)
-            print(f"{body.name:40} {len(body.data):8} {took_s:.2f} s, /health {health_s:.3f} s, {growth / 1e6:.0f} MB")
-            slowest, largest = max(slowest, (health_s, body.name)), max(largest, (growth, body.name))
-            longest, num_small = max(longest, (took_s, body.name)), num_small + answered
+            since = attacked.since(started_at)
+            print(f"{body.name:40} {len(body.data):8} {took_s:.2f} s; {since}")
+            slowest, largest = max(slowest, (since.held_s, body.name)), max(largest, (since.growth, body.name))
+            longest, num_small = max(longest, (took_s, body.name)), num_small + since.num_small
     book(
         f"bodies of up to 4 MiB in {len(shapes)} shapes",
         2 * len(shapes),
-        f"answered in at most {longest[0]:.2f} s ({longest[1]}); /health at most {slowest[0]:.3f} s ({slowest[1]}); "
+        f"answered in at most {longest[0]:.2f} s ({longest[1]}); "
+        f"/health waits while the server computes {slowest[0]:.2f} s at most ({slowest[1]}); "
         f"memory at most {largest[0] / 1e6:.0f} MB more ({largest[1]}); {num_small} of {num_small} others answered",
     )
-    assert slowest[0] < HEALTH_S, slowest
+    assert slowest[0] < HELD_S, slowest
     assert largest[0] < MOST_GROWTH_BYTES, largest
 
 
@@ -136,10 +143,9 @@ def test_many_large_bodies_at_once(attacked: Watched, book: Book) -> None:
         answers = list(pool.map(lambda body: client.post(body.path, content=body.data, headers=headers), shapes))
     for body, answer in zip(shapes, answers, strict=True):
         assert answer.status_code in (*body.statuses, 429), body.name
-    health_s, growth, answered = attacked.since(started_at)
-    result = f"/health at most {health_s:.3f} s; {growth / 1e6:.0f} MB more; {answered} of {answered} others answered"
-    book("eight such bodies at a time", len(shapes), result)
-    assert health_s < 2 * HEALTH_S
+    since = attacked.since(started_at)
+    book("eight such bodies at a time", len(shapes), str(since))
+    assert since.held_s < 2 * HELD_S
 
 
 def test_bodies_in_pieces_of_one_byte(attacked: Watched, book: Book) -> None:
@@ -149,10 +155,9 @@ def test_bodies_in_pieces_of_one_byte(attacked: Watched, book: Book) -> None:
         connection.sendall(body)
         (answer,) = answers_in(read_all(connection))
     assert answer[0] == 200
-    health_s, growth, _ = attacked.since(started_at)
-    result = f"200; /health at most {health_s:.3f} s; {growth / 1e6:.0f} MB more"
-    book("2 MB in chunks of one byte", 1, result)
-    assert health_s < HEALTH_S and growth < MOST_GROWTH_BYTES
+    since = attacked.since(started_at)
+    book("2 MB in chunks of one byte", 1, f"200; {since}")
+    assert since.held_s < HELD_S and since.growth < MOST_GROWTH_BYTES
 
 
 @pytest.mark.parametrize("kind", ["many headers", "a long header", "headers behind a body", "a long one behind a body"])
@@ -172,10 +177,9 @@ def test_headers_without_end(attacked: Watched, book: Book, kind: str) -> None:
                 if select.select([connection], [], [], 0)[0]:
                     read = connection.recv(65536)
         assert read.startswith(b"HTTP/1.1 431 ")
-    health_s, growth, _ = attacked.since(started_at)
-    result = f"431; /health at most {health_s:.3f} s; {growth / 1e6:.0f} MB more"
-    book(f"{kind} ({num_sent / 1e6:.0f} MB)", 10, result)
-    assert health_s < HEALTH_S and growth < MOST_GROWTH_BYTES
+    since = attacked.since(started_at)
+    book(f"{kind} ({num_sent / 1e6:.0f} MB)", 10, f"431; {since}")
+    assert since.held_s < HELD_S and since.growth < MOST_GROWTH_BYTES
 
 
 def test_requests_sent_far_ahead(attacked: Watched, book: Book) -> None:
@@ -186,10 +190,9 @@ def test_requests_sent_far_ahead(attacked: Watched, book: Book) -> None:
         with contextlib.suppress(TimeoutError):
             connection.sendall(asking(LONG) + ahead)
         time.sleep(2)
-    health_s, growth, answered = attacked.since(started_at)
-    result = f"/health at most {health_s:.3f} s; {growth / 1e6:.0f} MB more; {answered} of {answered} others answered"
-    book("requests sent ahead of an answer", 20_000, result)
-    assert health_s < HEALTH_S and growth < MOST_GROWTH_BYTES
+    since = attacked.since(started_at)
+    book("requests sent ahead of an answer", 20_000, str(since))
+    assert since.held_s < HELD_S and since.growth < MOST_GROWTH_BYTES
 
 
 def test_readers_that_take_nothing_and_clients_that_leave(attacked: Watched, book: Book) -> None:
@@ -208,13 +211,10 @@ def test_readers_that_take_nothing_and_clients_that_leave(attacked: Watched, boo
     while load.json()["server_load"] > 2:
         time.sleep(0.05)
         load = httpx2.get(f"{attacked.url}/load")
-    health_s, growth, answered = attacked.since(started_at)
     took_s = time.monotonic() - started_at
-    result = (
-        f"all gone after {took_s:.1f} s; /health at most {health_s:.3f} s; {answered} of {answered} others answered"
-    )
-    book("streams that nobody reads, and clients that leave", 100, result)
-    assert health_s < HEALTH_S and growth < MOST_GROWTH_BYTES
+    since = attacked.since(started_at)
+    book("streams that nobody reads, and clients that leave", 100, f"all gone after {took_s:.1f} s; {since}")
+    assert since.held_s < HELD_S and since.growth < MOST_GROWTH_BYTES
 
 
 def test_heads_and_bodies_that_never_come(attacked: Watched, book: Book) -> None:
@@ -227,12 +227,9 @@ def test_heads_and_bodies_that_never_come(attacked: Watched, book: Book) -> None
             connection.sendall(starts[idx % len(starts)])
         ends = [read_all(waiting[idx])[:12] for idx in range(0, 400, 5)]
     assert ends == [b"HTTP/1.1 408"] * 80
-    health_s, _, answered = attacked.since(started_at)
-    result = (
-        f"408 after {HEAD_TIMEOUT_S:g} s; /health at most {health_s:.3f} s; {answered} of {answered} others answered"
-    )
-    book("connections that send nothing, or half of a request", 400, result)
-    assert health_s < HEALTH_S
+    since = attacked.since(started_at)
+    book("connections that send nothing, or half of a request", 400, f"408 after {HEAD_TIMEOUT_S:g} s; {since}")
+    assert since.held_s < HELD_S
 
 
 def test_more_connections_than_files(tmp_path: Path, book: Book) -> None:
@@ -246,12 +243,9 @@ def test_more_connections_than_files(tmp_path: Path, book: Book) -> None:
                 stack.enter_context(connected(server.url))
             time.sleep(1)
             num_files = files.num_fds()
-        health_s, _, answered = server.since(started_at)
-        assert answered and num_files < most - 100
+        since = server.since(started_at)
+        assert since.num_small and num_files < most - 100
         warnings = [line for line in server.server.logged() if line["level"] != "info"]
         assert [line["event"] for line in warnings] == ["few open files"]
-    result = (
-        f"{num_files} files open of {most}; /health at most {health_s:.3f} s; {answered} of {answered} others answered"
-    )
-    book("idle connections with 1,024 files", 1100, result)
-    assert health_s < HEALTH_S
+    book("idle connections with 1,024 files", 1100, f"{num_files} files open of {most}; {since}")
+    assert since.held_s < HELD_S

@@ -65,14 +65,19 @@ def truth_of(family: str) -> Any:
     return script().tiny_model(family)
 
 
-@functools.lru_cache(6)
-def runner_of(family: str, noise: float = 0.0) -> RowRunner:
+def noisy(family: str, noise: float) -> Any:
+    """Return a copy of a family's model, with noise of this share of each weight's deviation."""
     model = copy.deepcopy(truth_of(family))
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(noise * weight.std(unbiased=False) * torch.randn_like(weight))
-    return plain_runner(model, max_model_len=MAX_MODEL_LEN, max_tree_rows=40)
+    return model
+
+
+@functools.lru_cache(6)
+def runner_of(family: str, noise: float = 0.0) -> RowRunner:
+    return plain_runner(noisy(family, noise), max_model_len=MAX_MODEL_LEN, max_tree_rows=40)
 
 
 def requests_of(family: str, method: str, params: Sequence[SamplingParams]) -> list[Request]:
@@ -98,17 +103,22 @@ def engine_of(family: str, method: str) -> Engine:
     return make_engine(runner_of(family), link, method, limits=Limits(prefill_chunk=11))
 
 
+def choices(model: Any, request: Request, written: Sequence[int]) -> list[int]:
+    """Return what a request's rule chooses from transformers' logits at each place of a text, given all before it."""
+    prompt = request.prompt_ids
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *written]]), use_cache=False).logits[0]
+    rows = range(len(prompt) - 1, len(prompt) + len(written) - 1)
+    sampler = Sampler(SamplingRule.of(request.params), logits.shape[1])
+    return sampler.choose(logits[rows.start : rows.stop], [row + 1 for row in rows])
+
+
 def judge(family: str, requests: Sequence[Request], texts: dict[int, tuple[list[int], str]]) -> None:
     """Check each text against what transformers' logits of it choose."""
     for request in requests:
         written, prompt = texts[request.request_id][0], list(request.prompt_ids)
         assert len(written) == NUM_NEW
-        with torch.no_grad():
-            logits = truth_of(family)(torch.tensor([[*prompt, *written]]), use_cache=False).logits[0]
-        sampler = Sampler(SamplingRule.of(request.params), logits.shape[1])
-        rows = range(len(prompt) - 1, len(prompt) + NUM_NEW - 1)
-        chosen = sampler.choose(logits[rows.start : rows.stop], [row + 1 for row in rows])
-        assert written == chosen, (request.params.temperature, len(prompt))
+        assert written == choices(truth_of(family), request, written), (request.params.temperature, len(prompt))
 
 
 @pytest.mark.parametrize(("family", "method"), PAIRS)
