@@ -244,7 +244,7 @@ def random_checkpoint(kind: str = "qwen3_5", *, seed: int = 0) -> Checkpoint:
     return made
 
 
-def right_checkpoint(of: str) -> Checkpoint:
+def right_checkpoint(of: str, kind: str = "qwen3_5") -> Checkpoint:
     """Return a target whose next token follows from its last one, and a block that is right at every depth.
 
     Embeddings are the powers of a rotation of one vector, so that the next one can be found of the newest token, or of
@@ -253,7 +253,7 @@ def right_checkpoint(of: str) -> Checkpoint:
     Args:
         of: "token" or "state": the half of a row that the block reads. A shift by one of that half makes it wrong.
     """
-    made = random_checkpoint()
+    made = random_checkpoint(kind)
     embeddings, head = made.target.get_input_embeddings().weight, made.target.get_output_embeddings().weight
     num_tokens, width = embeddings.shape
     turns = 2 * torch.pi * torch.arange(3, 3 + 4 * width // 2, 4, dtype=torch.float64)[: width // 2] / num_tokens
@@ -266,15 +266,17 @@ def right_checkpoint(of: str) -> Checkpoint:
         embeddings.copy_(torch.stack([angles.cos(), angles.sin()], -1).reshape(num_tokens, width))
         head.copy_(embeddings.roll(1, 0))  # the logit of each token is highest behind the one before it
         for name, weight in (*made.target.named_parameters(), *made.block.named_parameters()):
-            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "norm.weight")):
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
                 weight.zero_()
-        made.block.model.norm.weight.fill_(-2.0)  # times -1, so that a block that read embeddings would be wrong
+            elif name.endswith("norm.weight"):
+                weight.fill_(1 - made.offset)
+        made.block.model.norm.weight.fill_(-1 - made.offset)  # so that a block that read embeddings would be wrong
     join = torch.zeros_like(made.join)
     if of == "token":
         join[:, :width] = -torch.eye(width)
     else:
         join[:, width:] = -rotation
-    return Checkpoint(made.target, made.block, join, torch.zeros(width), torch.zeros(width))
+    return Checkpoint(made.target, made.block, join, *(torch.full((width,), 1 - made.offset) for _ in range(2)))
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:

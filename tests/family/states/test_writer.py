@@ -157,10 +157,13 @@ def test_rows_of_a_text_are_reused_by_one_that_begins_with_it_but_not_those_with
         sequence.close()
 
 
-@pytest.mark.parametrize("of", ["token", "state"])
-@pytest.mark.parametrize("method", ["sps", "card"])
-def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: Path, of: str, method: str) -> None:
-    folder = right_checkpoint(of).save(tmp_path / "target")
+@pytest.mark.parametrize(
+    ("kind", "of", "method"), crossed(["qwen3_5", "glm4_moe"], ["token", "state"], ["sps", "card"])
+)
+def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(
+    tmp_path: Path, kind: str, of: str, method: str
+) -> None:
+    folder = right_checkpoint(of, kind).save(tmp_path / "target")
     params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
     settings: dict[str, Any] = {"num_speculative_tokens": 4, "policy": "fixed", "max_model_len": 200}
     vocab_size = len(make_tokenizer())
@@ -259,8 +262,9 @@ def test_texts_are_the_same_with_the_block_of_a_gguf_file_that_runs_by_its_own_b
     assert sum(output.stats.verified_tokens for output in outputs)
 
 
-def test_a_right_block_of_a_gguf_file_is_accepted_at_every_depth_in_eight_bits(tmp_path: Path) -> None:
-    checkpoint = right_checkpoint("state")
+@pytest.mark.parametrize("kind", ["qwen3_5", "glm4_moe"])
+def test_a_right_block_of_a_gguf_file_is_accepted_at_every_depth_in_eight_bits(tmp_path: Path, kind: str) -> None:
+    checkpoint = right_checkpoint("state", kind)
     checkpoint.save(tmp_path / "folder")
     file = checkpoint.save_gguf(tmp_path / "folder", tmp_path / "target.gguf", kind=Kind.Q8_0)
     params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
