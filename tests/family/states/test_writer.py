@@ -29,6 +29,7 @@ from tests.gguf_files import write_gguf
 from tests.own_block import KINDS, Checkpoint, random_checkpoint, right_checkpoint
 from tests.pair import make_tokenizer
 from tests.state_drafting import TEXT, Drafting, assert_close, assert_rounds_are_right
+from tests.tiny import tiny_llama
 
 PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
 
@@ -404,8 +405,17 @@ def test_the_file_of_a_block_is_no_model_and_fits_no_other_target(folder: Any, t
     block = random_of("qwen3_5").save_block_file(Path(target), tmp_path / "mtp.gguf")
     with pytest.raises(ModelError, match="holds a block that drafts, and no model; give it as draft of its target"):
         LLM(block, **settings)
-    with pytest.raises(ModelError, match="made for a model of 299 tokens and a width of 64, and the target has "):
+    with pytest.raises(ModelError, match="made for a model of 4 layers, and the target has 8"):
         LLM("demo-target", block, **settings)
+    tiny_llama(len(make_tokenizer()), num_hidden_layers=4, hidden_size=32).save_pretrained(tmp_path / "narrow")
+    make_tokenizer().save_pretrained(tmp_path / "narrow")
+    with pytest.raises(ModelError, match="made for a model of 299 tokens and a width of 64, and the target has "):
+        LLM(str(tmp_path / "narrow"), block, **settings)
+
+
+def test_a_block_on_another_device_is_refused_in_a_line(folder: Any) -> None:
+    with pytest.raises(SettingsError, match="own pass on a CPU: leave draft_device out"):
+        LLM(folder("qwen3_5"), "mtp", dtype="float32", max_model_len=64, draft_device="cuda")
 
 
 def test_a_block_of_another_width_than_its_target_is_refused(folder: Any) -> None:
