@@ -50,12 +50,19 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     # Scores without norms of heads: if large, a chain of states carries float32's errors beyond the tests' bound.
     "glm4_moe": {**SHARED_EXPERTS, "attention_bias": True, "pad_token_id": 0, "initializer_range": CLEAR / 2},
     "glm4_moe, norms of heads": {**SHARED_EXPERTS, "use_qk_norm": True, "pad_token_id": 0},
+    "qwen2, of MiMo": {"initializer_range": CLEAR / 2},
 }
 _NUMBERED: Mapping[str, str] = {  # as DeepSeek-V3's and GLM-4.5's folders have them, behind the last layer
     "fc.weight": "eh_proj.weight",
     "pre_fc_norm_embedding.weight": "enorm.weight",
     "pre_fc_norm_hidden.weight": "hnorm.weight",
     "norm.weight": "shared_head.norm.weight",
+}
+_LISTED: Mapping[str, str] = {  # as MiMo-7B's folders have them, with the columns of the state first
+    "fc.weight": "input_proj.weight",
+    "pre_fc_norm_embedding.weight": "token_layernorm.weight",
+    "pre_fc_norm_hidden.weight": "hidden_layernorm.weight",
+    "norm.weight": "final_layernorm.weight",
 }
 _GGUF_NAMES: Mapping[str, str] = {
     **{part.name: part.gguf_name for kind in ("qwen3_5", "qwen3_5_moe", "glm4_moe") for part in entry_of(kind).parts},
@@ -120,6 +127,10 @@ class Checkpoint:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The block's weights under the names of published folders."""
+        if self.target.config.model_type == "qwen2":
+            parts = self.parts | {"fc.weight": self.join.roll(self.join.shape[0], 1)}
+            named = {_LISTED.get(name, name.removeprefix("layers.0.")): one for name, one in parts.items()}
+            return {f"model.mtp_layers.0.{name}": weight for name, weight in named.items()}
         if self.target.config.model_type != "glm4_moe":
             return {f"mtp.{name}": weight for name, weight in self.parts.items()}
         begin = f"model.layers.{self.target.config.num_hidden_layers}."
@@ -213,7 +224,9 @@ class Checkpoint:
         weights |= {name: weight.contiguous() for name, weight in block.items() if name not in without}
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         config = json.loads((folder / "config.json").read_text("utf-8"))
-        count = "num_nextn_predict_layers" if "n_routed_experts" in config else "mtp_num_hidden_layers"
+        count = "mtp_num_hidden_layers" if "mtp.fc.weight" in self.tensors else "num_nextn_predict_layers"
+        if config["model_type"] == "qwen2":
+            config |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "auto_map": {"AutoConfig": "x.Y"}}
         (folder / "config.json").write_text(json.dumps({**config, count: 1}), "utf-8")
         return str(folder)
 
@@ -244,7 +257,7 @@ def random_checkpoint(kind: str = "qwen3_5", *, seed: int = 0) -> Checkpoint:
     return made
 
 
-def right_checkpoint(of: str) -> Checkpoint:
+def right_checkpoint(of: str, kind: str = "qwen3_5") -> Checkpoint:
     """Return a target whose next token follows from its last one, and a block that is right at every depth.
 
     Embeddings are the powers of a rotation of one vector, so that the next one can be found of the newest token, or of
@@ -253,7 +266,7 @@ def right_checkpoint(of: str) -> Checkpoint:
     Args:
         of: "token" or "state": the half of a row that the block reads. A shift by one of that half makes it wrong.
     """
-    made = random_checkpoint()
+    made = random_checkpoint(kind)
     embeddings, head = made.target.get_input_embeddings().weight, made.target.get_output_embeddings().weight
     num_tokens, width = embeddings.shape
     turns = 2 * torch.pi * torch.arange(3, 3 + 4 * width // 2, 4, dtype=torch.float64)[: width // 2] / num_tokens
@@ -266,15 +279,17 @@ def right_checkpoint(of: str) -> Checkpoint:
         embeddings.copy_(torch.stack([angles.cos(), angles.sin()], -1).reshape(num_tokens, width))
         head.copy_(embeddings.roll(1, 0))  # the logit of each token is highest behind the one before it
         for name, weight in (*made.target.named_parameters(), *made.block.named_parameters()):
-            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "norm.weight")):
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
                 weight.zero_()
-        made.block.model.norm.weight.fill_(-2.0)  # times -1, so that a block that read embeddings would be wrong
+            elif name.endswith("norm.weight"):
+                weight.fill_(1 - made.offset)
+        made.block.model.norm.weight.fill_(-1 - made.offset)  # so that a block that read embeddings would be wrong
     join = torch.zeros_like(made.join)
     if of == "token":
         join[:, :width] = -torch.eye(width)
     else:
         join[:, width:] = -rotation
-    return Checkpoint(made.target, made.block, join, torch.zeros(width), torch.zeros(width))
+    return Checkpoint(made.target, made.block, join, *(torch.full((width,), 1 - made.offset) for _ in range(2)))
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:

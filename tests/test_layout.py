@@ -91,7 +91,7 @@ MAX_ROOM_LINES = {
     "server": 8500,
     "text": 6900,
     "theirs": 4100,
-    "tools": 10300,
+    "tools": 10400,
     "tree": 1200,
 }
 MAX_MODULE_LINES = 400

@@ -3,7 +3,8 @@
     python benchmarks/peers/structure_models.py --tokenizer qwen-0.5b.gguf --into FOLDER [NAME ...]
 
 Blocks are random bits with a scale such that weights have a deviation of about 0.02. The tokenizer is that of another
-file, cut or padded to the size of the vocabulary. Texts of such models say nothing; feed them set token ids.
+file, cut or padded to the size of the vocabulary. Texts of such models say nothing; feed them set token ids. Those
+named -mtp have a block that drafts, for `card bench --draft mtp --force-acceptance 0.8`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _DEVIATION = 0.02
 _UNUSED = 5  # the type of a token that stands for nothing
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _Facts = Mapping[str, Any]
+_Model = tuple[str, _Facts, Iterator[tuple[str, tuple[int, ...], Kind]]]
 
 
 def _half(value: float) -> _Bytes:
@@ -60,7 +62,7 @@ _BLOCKS: Mapping[Kind, Callable[[np.random.Generator, int], _Bytes]] = {
 }
 
 
-def _moe(layers: int = 24) -> tuple[str, _Facts, Iterator[tuple[str, tuple[int, ...], Kind]]]:
+def _moe(layers: int = 24) -> _Model:
     """Return a model of Qwen3's experts: 64, of which each token takes 4."""
     facts = {
         "block_count": layers, "context_length": 8192, "embedding_length": 1024, "feed_forward_length": 3072,
@@ -83,7 +85,7 @@ def _moe(layers: int = 24) -> tuple[str, _Facts, Iterator[tuple[str, tuple[int, 
     return "qwen3moe", facts, tensors()
 
 
-def _oss(layers: int = 2) -> tuple[str, _Facts, Iterator[tuple[str, tuple[int, ...], Kind]]]:
+def _oss(layers: int = 2) -> _Model:
     """Return a model of gpt-oss's widths with 2 layers and a small vocabulary."""
     width = 2880
     facts = {
@@ -112,7 +114,7 @@ def _oss(layers: int = 2) -> tuple[str, _Facts, Iterator[tuple[str, tuple[int, .
     return "gpt-oss", facts, tensors()
 
 
-def _lfm(layers: int = 16) -> tuple[str, _Facts, Iterator[tuple[str, tuple[int, ...], Kind]]]:
+def _lfm(layers: int = 16) -> _Model:
     """Return a model of LFM2-350M's shape: ten short convolutions and six layers of attention."""
     with_attention = (2, 5, 8, 10, 12, 14)
     facts = {
@@ -138,7 +140,7 @@ def _lfm(layers: int = 16) -> tuple[str, _Facts, Iterator[tuple[str, tuple[int, 
     return "lfm2", facts, tensors()
 
 
-def _q35(layers: int = 24) -> tuple[str, _Facts, Iterator[tuple[str, tuple[int, ...], Kind]]]:
+def _q35(layers: int = 24) -> _Model:
     """Return a model of Qwen3.5-0.8B's shape: three layers of the gated delta rule, then one of attention."""
     width, heads, size = 1024, 16, 128
     inner = heads * size
@@ -174,7 +176,18 @@ def _q35(layers: int = 24) -> tuple[str, _Facts, Iterator[tuple[str, tuple[int, 
     return "qwen35", facts, tensors()
 
 
-def _draft(vocab: int, layers: int = 4) -> tuple[str, _Facts, Iterator[tuple[str, tuple[int, ...], Kind]]]:
+def _with_block(model: _Model) -> _Model:
+    """Return the model with a block that drafts behind its last layer, of the same kind as that one."""
+    architecture, facts, tensors = model
+    listed, count = list(tensors), int(facts["block_count"])
+    last, begin, width = f"blk.{count - 1}.", f"blk.{count}.", int(facts["embedding_length"])
+    block = [(name.replace(last, begin, 1), shape, kind) for name, shape, kind in listed if name.startswith(last)]
+    block.append((f"{begin}nextn.eh_proj.weight", (width, 2 * width), Kind.Q8_0))  # a coarser one costs acceptance
+    block += [(f"{begin}nextn.{name}.weight", (width,), Kind.F32) for name in ("enorm", "hnorm", "shared_head_norm")]
+    return architecture, {**facts, "block_count": count + 1, "nextn_predict_layers": 1}, iter([*listed, *block])
+
+
+def _draft(vocab: int, layers: int = 4) -> _Model:
     """Return a small dense model, which drafts for the others."""
     facts = {
         "block_count": layers, "context_length": 8192, "embedding_length": 256, "feed_forward_length": 768,
@@ -216,11 +229,14 @@ def _mlp(begin: str, width: int, inner: int, *, norm: str = "ffn_norm") -> Itera
     yield f"{begin}ffn_down.weight", (width, inner), Kind.Q4_0
 
 
-_MODELS: Mapping[str, Callable[[], tuple[str, _Facts, Iterator[tuple[str, tuple[int, ...], Kind]]]]] = {
+_MODELS: Mapping[str, Callable[[], _Model]] = {
     "moe-1.4B": _moe,
     "oss-1.8B": _oss,
     "lfm-350M": _lfm,
     "q35-0.8B": _q35,
+    "moe-1.4B-mtp": lambda: _with_block(_moe()),
+    "oss-1.8B-mtp": lambda: _with_block(_oss()),
+    "q35-0.8B-mtp": lambda: _with_block(_q35()),
     "draft-151936": lambda: _draft(151936),
     "draft-32064": lambda: _draft(32064),
     "draft-65536": lambda: _draft(65536),

@@ -14,7 +14,7 @@ from card.assembly.plan import Facts
 from card.config.method import ALONE
 from card.config.registry import find_method
 from card.engine.offers import DRAFTER
-from card.errors import ModelError, SettingsError, in_words, named, spelled
+from card.errors import ModelError, SettingsError, named, spelled
 from card.models.block_loading import has_block, is_state_drafter
 from card.models.names import OWN_BLOCK
 
@@ -37,7 +37,7 @@ class Choice:
         """Return the choice after its block turned out to be damaged. Raises: the error, if it cannot do without."""
         if self.given is None or self.given.method is not None:
             raise error
-        return Choice(self.given, None, f"{in_words(error)}; so {_COPIES}", is_warning=True)
+        return Choice(self.given, None, f"{error.args[0]}; so {_COPIES}", is_warning=True)
 
     def tell(self) -> None:
         """Log the line."""

@@ -22,7 +22,8 @@ from card.assembly.plan import Facts, Plan, room_tokens
 from card.assembly.prefixes import prefix_cache
 from card.drafting.local.protocol import LocalWriter
 from card.engine.watchers import Watchers
-from card.errors import ModelError
+from card.errors import ModelError, SettingsError
+from card.errors import named as setting_named
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
@@ -142,6 +143,10 @@ def _read(target: Target, choice: Choice, facts: Facts) -> Loaded:
     check_once(runner, settings, is_named=isinstance(asked.target, str))
     state_drafter: StateDrafter | None = None
     if plan.placements and choice.state_drafter is not None:
+        if settings.draft_device not in (None, "cpu"):
+            raise SettingsError(
+                f"a block or head drafts in its target's own pass on a CPU: leave {setting_named('draft_device')} out"
+            )
         try:
             dtype, folder = settings.dtype_of_draft, settings.weights_dir
             head = model.lm_head.weight if isinstance(model, DecoderModel) else None

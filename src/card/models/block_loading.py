@@ -15,6 +15,7 @@ from card.machine.folders import expanded
 from card.models.dtypes import AUTO, CPU, parse_dtype, runs_as_blocks
 from card.models.files.eagle_folder import FC, is_eagle_folder, read_facts
 from card.models.files.gguf.eagle import is_eagle_gguf, read_eagle_gguf
+from card.models.files.gguf.source import GgufSource
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.places import hub_file
 from card.models.files.sources import Source, explained, find_source, quiet
@@ -111,6 +112,8 @@ def load_block(
         source = find_source(name, cache_dir)
         with explained(source, f"the block of {{}} cannot draft ({_INSTEAD})"):
             lent, wanted = replace(target.lent, head_weight=head), parse_dtype(dtype)
+            if source.gguf is not None and source.gguf.is_block_alone:
+                _check_layers(source.gguf, target)
             if source.gguf is None:
                 block = read_folder_block(Path(source.path), lent, dtype=wanted)
             else:
@@ -118,6 +121,13 @@ def load_block(
                 block = read_gguf_block(source.gguf, lent, dtype=wanted, as_stored=as_stored)
     block.computes_int8 = dtype == INT8
     return block
+
+
+def _check_layers(file: GgufSource, target: ExactRunner) -> None:
+    """Check that the file of a block is for a model of as many layers as its target. Raises: BlockError."""
+    num_layers = target.original.num_layers
+    if file.block_layer != num_layers:
+        raise BlockError(f"it is made for a model of {file.block_layer} layers, and the target has {num_layers}")
 
 
 def is_head(draft: str | LoadedModel | None) -> bool:

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 from card.config import INT8
 from card.config.registry import records
-from card.errors import MissingError, ModelError, VocabularyError
+from card.errors import MissingError, ModelError, VocabularyError, named
 from card.machine.folders import weights_folder
 from card.machine.importing import load_place, needs_torch
 from card.models.decoder_config import DecoderConfig
 from card.models.dtypes import AUTO, CPU, dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
+from card.models.files.eagle_folder import is_eagle_folder
 from card.models.files.generation_config import read_generation_config
 from card.models.files.places import local_model
 from card.models.files.sources import Source, explained, files_of, find_source, quiet
@@ -69,7 +70,8 @@ def load_decoder(
                 elif has_own_pass(wanted_dtype, wanted_device):
                     dtype = dtype_for(source, dtype, wanted_device)
                     decoder = source.gguf.decoder(wanted_dtype)
-        elif source.is_folder and has_own_pass(wanted_dtype, wanted_device):
+        _refuse_head(source)
+        if source.is_folder and has_own_pass(wanted_dtype, wanted_device):
             with explained(source, "the weights of {} cannot be read"):
                 check_folder(Path(source.path))
             with explained(source, "the generation_config.json of {} cannot be used"):
@@ -129,8 +131,18 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
         if source.gguf is not None:
             with explained(source, "the tokenizer of {} cannot be read"):
                 return _tried(source.gguf.tokenizer())
+        _refuse_head(source)
         with explained(source, "the tokenizer of {} is missing or cannot be read"):
             return _tried(read_tokenizer(files_of(source, FILE_NAMES)) or _other_tokenizer(source))
+
+
+def _refuse_head(source: Source) -> None:
+    """Refuse the folder of an EAGLE-3 head, which is no model. Raises: ModelError."""
+    if source.is_folder and is_eagle_folder(Path(source.path)):
+        raise ModelError(
+            f"{source.name} is an EAGLE-3 head, and no model: give it as {named('draft')} of its target, in whose "
+            "process it drafts"
+        )
 
 
 def _other_tokenizer(source: Source) -> Tokenizer:

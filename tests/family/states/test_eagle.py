@@ -314,6 +314,13 @@ def test_a_head_that_does_not_fit_is_refused_in_a_line(target: str, tmp_path: Pa
     assert "use the head of this target" in str(caught.value)
 
 
+def test_a_head_is_no_model(target: str, folder: Any) -> None:
+    with pytest.raises(ModelError, match="is an EAGLE-3 head, and no model: give it as draft of its target"):
+        LLM(folder("SafeAILab"), max_model_len=64)
+    with pytest.raises(ModelError, match="is an EAGLE-3 head, and no model"):
+        load_decoder(folder("SafeAILab"))
+
+
 def test_places_where_no_states_come_are_refused(target: str, folder: Any) -> None:
     with pytest.raises(SettingsError, match="hidden states, which do not leave the process"):
         LLM(target, folder("SafeAILab"), placement="process")

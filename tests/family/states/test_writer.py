@@ -29,7 +29,9 @@ from tests.gguf_files import write_gguf
 from tests.own_block import KINDS, Checkpoint, random_checkpoint, right_checkpoint
 from tests.pair import make_tokenizer
 from tests.state_drafting import TEXT, Drafting, assert_close, assert_rounds_are_right
+from tests.tiny import tiny_llama
 
+GGUF_KINDS = [kind for kind in KINDS if not kind.startswith("qwen2")]  # no file of GGUF has MiMo's blocks
 PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
 
 
@@ -81,14 +83,14 @@ def test_numbers_are_those_of_transformers_own_block(kind: str) -> None:
         assert_close(one.numpy(), other)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_a_block_of_a_gguf_file_gives_the_same_numbers(folder: Any, tmp_path: Path, kind: str) -> None:
     checkpoint = random_of(kind)
     file = checkpoint.save_gguf(Path(folder(kind)), tmp_path / "target.gguf")
     assert_rounds_are_right(drafting_of(file, checkpoint), 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_a_block_in_a_file_of_its_own_gives_the_same_numbers(folder: Any, tmp_path: Path, kind: str) -> None:
     checkpoint = random_of(kind)
     file = checkpoint.save_block_file(Path(folder(kind)), tmp_path / "mtp-target.gguf")
@@ -157,10 +159,13 @@ def test_rows_of_a_text_are_reused_by_one_that_begins_with_it_but_not_those_with
         sequence.close()
 
 
-@pytest.mark.parametrize("of", ["token", "state"])
-@pytest.mark.parametrize("method", ["sps", "card"])
-def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: Path, of: str, method: str) -> None:
-    folder = right_checkpoint(of).save(tmp_path / "target")
+@pytest.mark.parametrize(
+    ("kind", "of", "method"), crossed(["qwen3_5", "glm4_moe", "qwen2, of MiMo"], ["token", "state"], ["sps", "card"])
+)
+def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(
+    tmp_path: Path, kind: str, of: str, method: str
+) -> None:
+    folder = right_checkpoint(of, kind).save(tmp_path / "target")
     params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
     settings: dict[str, Any] = {"num_speculative_tokens": 4, "policy": "fixed", "max_model_len": 200}
     vocab_size = len(make_tokenizer())
@@ -175,7 +180,9 @@ def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: 
 
 @pytest.mark.parametrize(
     ("kind", "placement", "method", "temperature"),
-    crossed(["qwen3_5", "qwen3_5_moe", "glm4_moe"], ["inline", "thread"], ["sps", "card"], [0.0, 1.0]),
+    crossed(
+        ["qwen3_5", "qwen3_5_moe", "glm4_moe", "qwen2, of MiMo"], ["inline", "thread"], ["sps", "card"], [0.0, 1.0]
+    ),
 )
 def test_texts_are_those_of_plain_decoding(
     folder: Any, kind: str, method: str, placement: str, temperature: float
@@ -259,8 +266,9 @@ def test_texts_are_the_same_with_the_block_of_a_gguf_file_that_runs_by_its_own_b
     assert sum(output.stats.verified_tokens for output in outputs)
 
 
-def test_a_right_block_of_a_gguf_file_is_accepted_at_every_depth_in_eight_bits(tmp_path: Path) -> None:
-    checkpoint = right_checkpoint("state")
+@pytest.mark.parametrize("kind", ["qwen3_5", "glm4_moe"])
+def test_a_right_block_of_a_gguf_file_is_accepted_at_every_depth_in_eight_bits(tmp_path: Path, kind: str) -> None:
+    checkpoint = right_checkpoint("state", kind)
     checkpoint.save(tmp_path / "folder")
     file = checkpoint.save_gguf(tmp_path / "folder", tmp_path / "target.gguf", kind=Kind.Q8_0)
     params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
@@ -346,6 +354,18 @@ FAULTS: dict[str, dict[str, Any]] = {
         "kind": "glm4_moe",
         "changes": {f"{BEHIND}shared_head.norm.weight": torch.zeros(32)},
     },
+    "its tensor model.mtp_layers.0.hidden_layernorm.weight is missing": {
+        "kind": "qwen2, of MiMo",
+        "without": ["model.mtp_layers.0.hidden_layernorm.weight"],
+    },
+    r"model.mtp_layers.0.input_proj.weight has shape \[64, 96\], th": {
+        "kind": "qwen2, of MiMo",
+        "changes": {"model.mtp_layers.0.input_proj.weight": torch.zeros(64, 96)},
+    },
+    r"it has several blocks \(model.mtp_layers.1.input_layernorm.weight\), and one": {
+        "kind": "qwen2, of MiMo",
+        "changes": {"model.mtp_layers.1.input_layernorm.weight": torch.zeros(64)},
+    },
     r"it has several blocks \(model.layers.4.input_layernorm.weight\), and one": {
         "kind": "glm4_moe",
         "changes": {"model.layers.4.input_layernorm.weight": torch.zeros(64)},
@@ -400,8 +420,17 @@ def test_the_file_of_a_block_is_no_model_and_fits_no_other_target(folder: Any, t
     block = random_of("qwen3_5").save_block_file(Path(target), tmp_path / "mtp.gguf")
     with pytest.raises(ModelError, match="holds a block that drafts, and no model; give it as draft of its target"):
         LLM(block, **settings)
-    with pytest.raises(ModelError, match="made for a model of 299 tokens and a width of 64, and the target has "):
+    with pytest.raises(ModelError, match="made for a model of 4 layers, and the target has 8"):
         LLM("demo-target", block, **settings)
+    tiny_llama(len(make_tokenizer()), num_hidden_layers=4, hidden_size=32).save_pretrained(tmp_path / "narrow")
+    make_tokenizer().save_pretrained(tmp_path / "narrow")
+    with pytest.raises(ModelError, match="made for a model of 299 tokens and a width of 64, and the target has "):
+        LLM(str(tmp_path / "narrow"), block, **settings)
+
+
+def test_a_block_on_another_device_is_refused_in_a_line(folder: Any) -> None:
+    with pytest.raises(SettingsError, match="own pass on a CPU: leave draft_device out"):
+        LLM(folder("qwen3_5"), "mtp", dtype="float32", max_model_len=64, draft_device="cuda")
 
 
 def test_a_block_of_another_width_than_its_target_is_refused(folder: Any) -> None:

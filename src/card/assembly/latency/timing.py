@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from card.errors import CapacityError
 from card.machine.expert_cost import ExpertCounts
 from card.machine.pass_cost import PassCost
 from card.models.protocol import Extension, LanguageModel, Routed
+from card.models.runner import RowRunner
 
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none
 _LONG_CONTEXT_ROWS = 512
@@ -113,6 +114,7 @@ class PassBench:
         self.clock = clock
         self.model = model
         self._routed = model if isinstance(model, Routed) else None
+        self._inputs = model.block_inputs if isinstance(model, RowRunner) else None
         self._texts: dict[int, list[int]] = {}  # of each sequence, as long as it has room for
         self._draw = random.Random(_SEED)
         self._num_read: dict[TimedPass, int] = {}  # distinct experts
@@ -146,7 +148,8 @@ class PassBench:
     def prefill(self, slots: Iterable[int], num_tokens: int) -> None:
         """Add so many tokens, which may be none, to each of these sequences."""
         if num_tokens:
-            self.model.forward([self._chain(slot, num_tokens, first_logits_idx=num_tokens - 1) for slot in slots])
+            chains = [self._chain(slot, num_tokens, first_logits_idx=num_tokens - 1) for slot in slots]
+            self.model.forward([self._with_inputs(chain) for chain in chains])
 
     def warm_up(self, passes: Sequence[TimedPass], until: float) -> None:
         """Run passes once, the longest first, as far as time allows."""
@@ -177,7 +180,7 @@ class PassBench:
         """Return the seconds of one pass, which is undone."""
         extensions = [self._chain(slot, timed.num_tokens) for slot in timed.slots]
         started = self.clock()
-        logits = self.model.forward(extensions)
+        logits = self.model.forward([self._with_inputs(one) for one in extensions])
         np.asarray(logits[-1])  # a GPU works on after forward returns: reading waits for it
         seconds = self.clock() - started
         if self._routed is not None and self._routed.experts_read:
@@ -185,6 +188,13 @@ class PassBench:
         for extension in extensions:
             self.model.keep(extension.slot, extension.parents[0] + 1)
         return seconds
+
+    def _with_inputs(self, chain: Extension) -> Extension:
+        """Return the chain as a drafter that reads states runs it: making its inputs is a part of the pass."""
+        if self._inputs is None:
+            return chain
+        states = np.zeros((len(chain.token_ids), self._inputs.width), np.float32)
+        return replace(chain, inputs=self._inputs.rows(chain.token_ids, states))
 
     def _chain(self, slot: int, num_tokens: int, first_logits_idx: int = 0) -> Extension:
         num_rows = self.model.num_rows(slot)

@@ -1,14 +1,14 @@
 """Names that folders give the tensors of the block that drafts, and those used here: as Qwen3.5's folders do.
 
-Source: the folders of Qwen3-Next, Qwen3.5 (`mtp.`), and of DeepSeek-V3 and GLM-4.5, whose block is numbered behind the
-last layer. These hold copies of the model's embeddings and head, which are not read.
+Source: the folders of Qwen3-Next, Qwen3.5 (`mtp.`); of DeepSeek-V3 and GLM-4.5, whose block is numbered behind the last
+layer, with copies of the model's embeddings and head, which are not read; and of MiMo-7B, whose blocks are a list.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PREFIX = "mtp."
 JOIN, TOKEN_NORM, STATE_NORM, NORM = (
@@ -18,32 +18,45 @@ JOIN, TOKEN_NORM, STATE_NORM, NORM = (
     "norm.weight",
 )
 LAYER = "layers.0."
-_NUMBERED: Mapping[str, str] = {  # behind the number of the layer, in the other form
+_NUMBERED: Mapping[str, str] = {  # behind the number of the layer
     "eh_proj.weight": JOIN,
     "enorm.weight": TOKEN_NORM,
     "hnorm.weight": STATE_NORM,
     "shared_head.norm.weight": NORM,
 }
+_LISTED: Mapping[str, str] = {  # MiMo's
+    "input_proj.weight": JOIN,
+    "token_layernorm.weight": TOKEN_NORM,
+    "hidden_layernorm.weight": STATE_NORM,
+    "final_layernorm.weight": NORM,
+}
+_LAYERS, _LIST = "model.layers.", "model.mtp_layers."
 _IN_LAYER = re.compile(rf"{re.escape(PREFIX)}layers\.(\d+)\.")
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-_OTHER_JOIN = next(iter(_NUMBERED))
 
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
     """The names of a folder's form."""
 
-    behind: int | None = None  # layers of the model, behind which blocks are numbered; None: they are apart
+    behind: int | None = None  # number of the first block; None: it has none
+    begin: str = _LAYERS  # before numbers of blocks
+    own: Mapping[str, str] = field(default_factory=lambda: _NUMBERED)  # behind a number, and here
+
+    @property
+    def has_state_first(self) -> bool:
+        """True if the state comes before the embedding where the two are joined."""
+        return self.begin == _LIST
 
     def local_name(self, name: str) -> str | None:
         """Return what a tensor of a block is called here; None for one that is of no block, or not read."""
         if self.behind is None:
             return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
-        begin, _, rest = name.removeprefix("model.layers.").partition(".")
-        if not name.startswith("model.layers.") or not begin.isdigit() or int(begin) < self.behind or rest in _COPIES:
+        begin, _, rest = name.removeprefix(self.begin).partition(".")
+        if not name.startswith(self.begin) or not begin.isdigit() or int(begin) < self.behind or rest in _COPIES:
             return None
         which = int(begin) - self.behind
-        return _NUMBERED.get(rest, LAYER + rest) if which == 0 else f"layers.{which}.{rest}"
+        return self.own.get(rest, LAYER + rest) if which == 0 else f"layers.{which}.{rest}"
 
     def in_words(self, words: str) -> str:
         """Return words about a tensor with the name that the folder has for it.
@@ -57,9 +70,9 @@ class BlockNames:
         if self.behind is None:
             return words
         first = self.behind
-        for other, name in _NUMBERED.items():
-            words = words.replace(PREFIX + name, f"model.layers.{first}.{other}")
-        return _IN_LAYER.sub(lambda found: f"model.layers.{first + int(found[1])}.", words)
+        for other, name in self.own.items():
+            words = words.replace(PREFIX + name, f"{self.begin}{first}.{other}")
+        return _IN_LAYER.sub(lambda found: f"{self.begin}{first + int(found[1])}.", words)
 
 
 def names_of_block(names: Iterable[str], num_layers: int | None) -> BlockNames | None:
@@ -71,4 +84,5 @@ def names_of_block(names: Iterable[str], num_layers: int | None) -> BlockNames |
     found = set(names)
     if PREFIX + JOIN in found:
         return BlockNames()
-    return BlockNames(num_layers) if f"model.layers.{num_layers}.{_OTHER_JOIN}" in found else None
+    forms = (BlockNames(num_layers), BlockNames(0, _LIST, _LISTED))
+    return next((one for one in forms if f"{one.begin}{one.behind}.{next(iter(one.own))}" in found), None)

@@ -3,7 +3,8 @@
 A row of it stands for a token of the text and for the target's state from which that token was chosen. Both are normed
 and joined by a linear layer; the layer follows, then a norm, then the target's head. The normed state stands in for the
 target's in the next row of a draft. Source: DeepSeek-V3, arXiv:2412.19437, section 2.2 (multi-token prediction); the
-names and the state after the final norm are those of Qwen3.5's and Qwen3-Next's files; GLM-4.5's block has other names.
+names and the state after the final norm are those of Qwen3.5's and Qwen3-Next's files; GLM-4.5 and MiMo-7B have other
+names.
 """
 
 from __future__ import annotations
@@ -215,6 +216,8 @@ def read_folder_block(folder: Path, lent: Lent, *, dtype: str) -> DraftBlock:
     names = names_of_block(stored, config.num_hidden_layers)
     assert names is not None
     block = {own: array for name, array in stored.items() if (own := names.local_name(name)) is not None}
+    if names.has_state_first and JOIN in block:
+        block[JOIN] = np.roll(block[JOIN], block[JOIN].shape[-1] // 2, -1)
     head = next((array for name, array in stored.items() if inner_name(name) == _HEAD), None)
     try:
         made = block_of(architecture, config, block, head, lent, wanted, names)

@@ -33,6 +33,9 @@ _ROPE_TYPES: Mapping[str, tuple[str, ...]] = {  # and the numbers that each need
 _MAY_STATE = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # numbers, or None
 _UNUSUAL = frozenset({"quantization_config", "auto_map", "text_config"})  # fields of what is not built here
 _PARTIAL = "partial_rotary_factor"
+# Folders with code of their own for what other models have: their model_type and class, and whose layers these are.
+# Source: XiaomiMiMo/MiMo-7B-Base, modeling_mimo.py: Qwen2 with blocks that draft.
+_LIKE: Mapping[tuple[str, ...], str] = {("mimo", "MiMoForCausalLM"): "qwen2"}
 _STATED = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 
 
@@ -45,7 +48,18 @@ def read_config(folder: Path, *, is_scaled: bool = False) -> DecoderConfig | Non
     raw = raw_config(folder)
     if is_scaled and isinstance(raw, dict):
         raw = unquantized(raw)
-    return config_of({**inner_config(raw), "name_or_path": str(folder)}) if isinstance(raw, dict) else None
+    return config_of({**inner_config(_as_known(raw)), "name_or_path": str(folder)}) if isinstance(raw, dict) else None
+
+
+def _as_known(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what config.json has, as the architecture says it whose layers the model has."""
+    classes = raw.get("architectures")
+    known = _LIKE.get((str(raw.get("model_type")), *map(str, classes))) if isinstance(classes, list) else None
+    architecture = find_architecture(known)
+    if architecture is None:
+        return raw
+    stated = {name: value for name, value in raw.items() if name != "auto_map"}
+    return {**stated, "model_type": known, "architectures": [architecture.model_class]}
 
 
 def config_of(raw: Mapping[str, Any]) -> DecoderConfig | None:

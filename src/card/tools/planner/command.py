@@ -168,6 +168,8 @@ def _print_plan(console: Console, report: PlanReport, *, is_wide: bool) -> None:
     kind = "measured" if report.is_measured else "typed-in"
     pair = f"target {report.target}" + (f", draft {report.draft}" if report.draft else "")
     console.print(Text(f"{pair}; {kind} profiles"))
+    if report.drafter is not None:
+        console.print(Text(f"draft: {report.drafter.in_words}; {report.draft_row_bytes / 1e3:,.1f} kB a token of text"))
     network = "" if report.network_s is None else f", draft server {1e3 * report.network_s:g} ms away"
     cores = "" if report.cores is None else f", {report.cores} cores"
     console.print(

@@ -5,16 +5,24 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from typing import Any
 
+from card.assembly.drafters import load_state_draft
 from card.assembly.latency.timing import measure_pass_cost
 from card.errors import PlanError
 from card.machine.threads import CoreSet, default_threads, pinned
+from card.models.block_loading import is_state_drafter, require_block
+from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_decoder, load_tokenizer
+from card.models.names import OWN_BLOCK
 from card.models.others import others
+from card.models.own.decoder_model import LoadedModel
+from card.models.own.eagle_head import EagleHead
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
+from card.text.tokenizer import Tokenizer
 from card.tools.bench.environment import describe_run
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.profile import PassTable, Profile, Setup
@@ -29,6 +37,7 @@ def measure_profile(
     *,
     dtype: str = "auto",
     device: str = "cpu",
+    draft: str | None = None,
     target_cost: str | None = None,
     threads: tuple[int, ...] = (),
     ctc: str | None = None,
@@ -37,18 +46,22 @@ def measure_profile(
     """Load a model and measure it.
 
     Args:
+        draft: measure what drafts for it from its states instead: `mtp`, the file of a block, or a head.
         target_cost: inflate it to the price of a model of this size.
         threads: numbers of CPU threads to measure, rising; empty: the usual number and one fewer, as beside a drafter.
         ctc: file of a head that drafts for the model; it is timed, too.
         tell: called with a line about each step.
     Raises: ModelError if it cannot be loaded, or the head is of another model; PlanError unless threads are
-        rising numbers of 1 or more.
+        rising numbers of 1 or more, or for a ``draft`` that is measured otherwise.
     """
     if list(threads) != sorted(set(threads)) or min(threads, default=1) < 1:
         raise PlanError(f"threads must be different numbers of 1 or more in rising order, got {threads}")
     environment = describe_run()  # figures of a busy machine are unreliable
     tell(f"loading {name}")
+    tokenizer = load_tokenizer(name)
     model = load_decoder(name, dtype=dtype, device=device)
+    if draft is not None:
+        model = state_draft_of(name, draft, model, tokenizer, dtype=dtype)
     own_parameters = parameter_count(model)
     if target_cost is not None:
         model = inflate(model, parse_parameter_count(target_cost))
@@ -64,11 +77,10 @@ def measure_profile(
             setups.append(Setup(threads=count if is_cpu else None, cost=PassTable.of(cost)))
     tell("measuring the overheads")
     with pinned(CoreSet((), min(threads, default=1) if is_cpu else None, runner.is_exact)):
-        tokenizer = load_tokenizer(name)
         overheads = measure_overheads(runner, tokenizer, ctc=ctc)
     cost_of = f"{parameter_count(model) / 1e6:.0f}M (inflated)" if target_cost else ""
     return Profile(
-        name=name,
+        name=name if draft is None else f"{draft} of {name}",
         measured=True,
         source=environment.command,
         machine=f"{environment.machine['cpu']} {platform.node()}",
@@ -83,7 +95,25 @@ def measure_profile(
         load_average=environment.machine["load_average"],
         setups=tuple(setups),
         overheads=overheads,
+        drafter=drafter_of(model, is_own=draft == OWN_BLOCK),
     )
+
+
+def state_draft_of(target_name: str, draft: str, target: LoadedModel, tokenizer: Tokenizer, *, dtype: str) -> Any:
+    """Return a block or a head as it drafts for a loaded target.
+
+    Raises: ModelError as of `load_state_draft`; PlanError for another draft model, or one of several tokens a pass.
+    """
+    if draft == OWN_BLOCK:
+        require_block(target_name, cache_dir=None)
+    elif not is_state_drafter(draft, cache_dir=None):
+        raise PlanError(f"{draft} drafts from text alone: make its profile by its own name, card profile {draft}")
+    runner = make_runner(target, max_model_len=min(_MAX_MODEL_LEN, context_limit(target)))
+    name = target_name if draft == OWN_BLOCK else draft
+    made = load_state_draft(name, target, runner, tokenizer, dtype=dtype)
+    if isinstance(made, EagleHead) and made.inputs.num_tokens > 1:
+        raise PlanError(f"{draft} drafts several tokens in a pass, which a plan cannot follow: leave it out")
+    return made
 
 
 def _device_name(device: str) -> str:

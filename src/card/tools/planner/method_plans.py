@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from card.config import DraftSettings
 from card.config.registry import find_method, methods
 from card.errors import PlanError, SettingsError
+from card.models.drafter_facts import DrafterFacts
 from card.tools.planner.scene import Scene, plan_method
 from card.tools.planner.simulate import Simulator, VirtualRun, sample_texts
 
@@ -80,6 +81,8 @@ class PlanReport:
     concurrency: int
     network_s: float | None
     methods: tuple[MethodPlan, ...]
+    drafter: DrafterFacts | None = None  # what the draft model is, and reads
+    draft_row_bytes: int = 0  # of one token in the draft model's KV; 0: unknown
     left_out: Mapping[str, str] = field(default_factory=dict)  # methods that cannot run here, and why
 
 
@@ -123,6 +126,8 @@ def make_plan(
         cores=scene.num_threads,
         concurrency=scene.concurrency,
         network_s=scene.network_s,
+        drafter=scene.draft.drafter if scene.draft else None,
+        draft_row_bytes=scene.draft.kv_row_bytes if scene.draft else 0,
         methods=tuple(sorted(plans, key=lambda plan: -plan.best_tokens_per_s)),
         left_out=left_out,
     )

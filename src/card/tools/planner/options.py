@@ -53,6 +53,9 @@ def _parse_delays(context: click.Context, param: click.Parameter, value: str | N
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
+@click.option(
+    "--draft", help="Of MODEL: mtp or a head.", section="Models", cls=ModeOption, apart_from=("target_cost", "ctc")
+)
 @option("--target-cost", section="Models", help="Inflate the model to the price of 300M, say.")
 @option("--threads", section="Machine", callback=parse_numbers, help="Such as 1,2.  [default: all, one fewer]")
 @own_option("ctc")

@@ -24,6 +24,7 @@ from card.drafting.draft_writers import make_writer
 from card.drafting.local import writer_names
 from card.drafting.local.protocol import LocalWriter
 from card.drafting.messages import Close, DraftSpec, Open
+from card.drafting.protocol import DraftWriter
 from card.engine.policy.rounds import ScheduleCost
 from card.engine.policy.tuned import TunedPolicy
 from card.engine.replica import draft_spec
@@ -140,9 +141,7 @@ def _round_s(
     method = "sps" if is_drafted else "vanilla"
     plan = resolve(readable(asked, method), facts, method=method)
     timed = _Timed(model, "forward")
-    link: Any = (
-        _Timed(InlineLink(make_worker(make_writer(model, takes_turns=True))), "send", "draft") if is_drafted else None
-    )
+    link: Any = _Timed(InlineLink(make_worker(_beam_writer(model))), "send", "draft") if is_drafted else None
     costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
     local = make_writers(plan, model.vocab_size, None)
     models = Models(target=timed, link=link, writers=local, watchers=_watchers(model, local))
@@ -183,6 +182,11 @@ def _watchers(model: LanguageModel, writers: Mapping[str, LocalWriter]) -> Watch
     return Watchers(model.features, (), for_writers="logits")
 
 
+def _beam_writer(model: LanguageModel) -> DraftWriter:
+    """Return a writer of beams, which a drafter has too that reads states or masks: no target shows it any here."""
+    return make_writer(_Timed(model), takes_turns=True)
+
+
 def _step_overhead_s(model: LanguageModel, width: int) -> float:
     """Return the median seconds of a drafter pass beyond the model's."""
     timed = _Timed(model, "forward")
@@ -207,7 +211,7 @@ def _commit_s(model: LanguageModel) -> tuple[float, float]:
 
 def _commit_of_width(model: LanguageModel, width: int) -> tuple[float, float]:
     """Return the median rows of a tree of that width, and the median seconds of a correction."""
-    writer = make_writer(model, takes_turns=True)
+    writer = _beam_writer(model)
     beam = writer.open(_text(model), _spec(width), epoch=0)
     found: list[tuple[int, float]] = []
     for _ in range(_NUM_STEPS // 4):

@@ -11,6 +11,7 @@ import msgspec
 from card.errors import PlanError
 from card.machine.expert_cost import ExpertCounts
 from card.machine.pass_cost import PassCost
+from card.models.drafter_facts import DrafterFacts
 from card.tools.planner.files import read_file, write_bytes
 
 KIND, VERSION = "profile", 1
@@ -139,6 +140,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     load_average: float = 0.0  # before the measurement
     setups: tuple[Setup, ...]
     overheads: Overheads = Overheads()
+    drafter: DrafterFacts | None = None  # what it is as a drafter, and reads; None: unknown
+
+    @property
+    def reads_states(self) -> bool:
+        """True if it drafts from the hidden states of its target: a block or a head."""
+        return self.drafter is not None and self.drafter.num_states > 0
 
     def setup(self, max_threads: int | None = None) -> Setup:
         """Return the fastest setup to verify a few tokens with at most ``max_threads`` threads; None allows all.

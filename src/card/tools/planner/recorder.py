@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -13,15 +14,20 @@ from card.api.llm import LLM
 from card.config import ResolvedParams, SamplingRule
 from card.config.registry import find_method
 from card.errors import PlanError
+from card.kernels.number_types import Floats
 from card.machine.importing import load_place
+from card.models.block_loading import is_state_drafter
 from card.models.candidate_scorer import CandidateScorer
 from card.models.facts import context_limit
+from card.models.features import FeatureWish
 from card.models.loading import check_pair, load_decoder, load_tokenizer
+from card.models.names import OWN_BLOCK
 from card.models.protocol import Extension, LanguageModel
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
 from card.tools.bench.environment import describe_run
+from card.tools.planner.measuring import state_draft_of
 from card.tools.planner.own_drafts import check_recordable, record_method
 from card.tools.planner.recording import HeadRows, RecordedText, Recording, Rows, TargetText, pack_text
 from card.tree.logits import Logits, as_array, top
@@ -60,9 +66,12 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
         raise PlanError("there are no prompts to record")
     tell("loading the models")
     tokenizer = load_tokenizer(request.target)
-    check_pair(tokenizer, request.target, request.draft)
     model: Any = load_decoder(request.target, dtype=request.dtype, device=request.device)
-    draft_model = load_decoder(request.draft, dtype=request.dtype, device=request.device)
+    if request.draft == OWN_BLOCK or is_state_drafter(request.draft, cache_dir=None):
+        draft_model = state_draft_of(request.target, request.draft, model, tokenizer, dtype=request.dtype)
+    else:
+        check_pair(tokenizer, request.target, request.draft)
+        draft_model = load_decoder(request.draft, dtype=request.dtype, device=request.device)
     answers = []
     with LLM(model, tokenizer=tokenizer, method="vanilla", device=request.device, max_num_seqs=1) as llm:
         for idx, prompt_ids in enumerate(prompts):
@@ -159,7 +168,8 @@ def record_texts(
     num_target_ids = min(NUM_TARGET_IDS, target.vocab_size)
     texts = []
     for answer in answers:
-        found = [scorer.top(logits, positions, num_candidates) for positions, logits in _logits(draft, answer)]
+        inputs = _inputs_of(draft, target, answer)
+        found = [scorer.top(logits, positions, num_candidates) for positions, logits in _logits(draft, answer, inputs)]
         ids, logprobs = (np.concatenate(parts) for parts in zip(*found, strict=True))
         best = [top(as_array(logits), num_target_ids)[0] for _, logits in _logits(target, answer)]
         rows = Rows(ids, np.maximum(logprobs, _RULED_OUT_LOGPROB), np.concatenate(best))
@@ -167,17 +177,47 @@ def record_texts(
     return tuple(texts)
 
 
-def _logits(model: LanguageModel, answer: TargetText) -> Iterator[tuple[range, Logits]]:
-    """Yield (positions of answer tokens, [T, V] logits that predict them), in chunks."""
-    text = [*answer.prompt_ids, *answer.token_ids[:-1]]
-    first = len(answer.prompt_ids) - 1  # the row that predicts the first token
+def _inputs_of(draft: LanguageModel, target: LanguageModel, answer: TargetText) -> Floats | None:
+    """Return the inputs of a block's or head's rows of a text, made of the target's states; None for another draft.
+
+    Raises: PlanError for a prompt of one token where the first token has no row.
+    """
+    makes = draft.block_inputs if isinstance(draft, RowRunner) else None
+    if makes is None:
+        return None
+    assert isinstance(target, RowRunner)
+    text, first = [*answer.prompt_ids, *answer.token_ids[:-1]], makes.first_place
+    if len(answer.prompt_ids) <= first:
+        raise PlanError("a head drafts nothing behind a prompt of one token: leave that prompt out")
+    wish, slot = FeatureWish(makes.target_layers, "all"), target.open(len(text))
+    target.features.wish([wish])
+    try:
+        target.forward([Extension.of_text(slot, text)])
+        fused = makes.fused(target.features.of(0, wish))
+    finally:
+        target.features.wish([])
+        target.close(slot)
+    states = np.concatenate([np.zeros((1, makes.width), np.float32), fused[:-1]])
+    return makes.rows(text[first:], states[first:])
+
+
+def _logits(model: LanguageModel, answer: TargetText, inputs: Floats | None = None) -> Iterator[tuple[range, Logits]]:
+    """Yield (positions of answer tokens, [T, V] logits that predict them), in chunks.
+
+    Args:
+        inputs: of the rows of the text's last tokens, as many as the model has; None: it has all, of tokens alone.
+    """
+    whole = [*answer.prompt_ids, *answer.token_ids[:-1]]
+    skipped = 0 if inputs is None else len(whole) - len(inputs)
+    text, first = whole[skipped:], len(answer.prompt_ids) - 1 - skipped  # the row that predicts the first token
     slot = model.open(len(text))
     try:
-        if first:
-            model.forward([Extension(slot, text[:first], range(-1, first - 1), first)])
-        for begin in range(first, len(text), _CHUNK):
-            chunk = text[begin : begin + _CHUNK]
-            (logits,) = model.forward([Extension(slot, chunk, range(begin - 1, begin - 1 + len(chunk)))])
-            yield range(begin + 1, begin + 1 + len(chunk)), logits
+        for begin, end in pairwise([0, *range(first, len(text), _CHUNK), len(text)]):
+            given = None if inputs is None else inputs[begin:end]
+            if begin < first:
+                model.forward([Extension(slot, text[:end], range(-1, end - 1), end, inputs=given)])
+            elif end > begin:
+                (logits,) = model.forward([Extension(slot, text[begin:end], range(begin - 1, end - 1), inputs=given)])
+                yield range(skipped + begin + 1, skipped + end + 1), logits
     finally:
         model.close(slot)

@@ -21,7 +21,9 @@ from card.drafting.local.protocol import LocalWriter, Observation, WriterSequenc
 from card.errors import CapacityError, ModelError
 from card.kernels.number_types import Floats
 from card.machine.expert_cost import ExpertCounts, ExpertUse
+from card.models.features import FINAL, Features, FeatureWish
 from card.models.protocol import NO_PARENT, Extension
+from card.models.rows.extension_rows import logits_rows_of
 from card.models.rows.selection import AttentionScores, ChosenRows
 from card.tools.planner.replayed_texts import ROOT, ReplayedTexts
 from card.tree.logits import Logits
@@ -29,6 +31,7 @@ from card.tree.nodes import NO_NODES, Nodes
 from card.tree.sampling import CHOICE_SHARPNESS
 
 Role = Literal["target", "draft"]
+BLANK_STATES = FeatureWish((FINAL,), "all")  # of a target, that a block or a head reads
 _UNLIKELY = -50.0  # logit of a token that was not recorded
 _MOST_ROWS_KEPT = 4096  # of logits
 
@@ -77,6 +80,7 @@ class ReplayedModel:
         self.row_bytes = row_bytes
         self.mask_id = texts.mask_id
         self.attention_scores = AttentionScores()
+        self.features = Features(num_layers=1, width=1)
         self.experts, self.experts_read = None, 0  # nobody measures it; distinct experts that the last pass read
         self._use = None if experts is None else ExpertUse(experts)
         self._on_pass, self._on_keep = on_pass, on_keep
@@ -134,6 +138,10 @@ class ReplayedModel:
                 if extension.scores is not None
             }
         )
+        states = self.features.begin(logits_rows_of(extensions))
+        if states is not None:
+            states.take_final(np.zeros((sum(num_new), 1), np.float32), lambda blank: blank)
+            self.features.leave(states, extensions)
         return [self._append(extension) for extension in extensions]
 
     def bytes_read(self, num_rows: int, reads: ChosenRows | None) -> int:
@@ -213,6 +221,23 @@ def _size(extensions: Sequence[Extension], num_held: Sequence[int]) -> PassSize:
     num_logits = num_new - sum(extension.first_logits_idx for extension in extensions)
     num_verifying = sum(len(extension.token_ids) - extension.first_logits_idx > 1 for extension in extensions)
     return PassSize(num_new, len(extensions), num_read, num_logits, num_chosen, num_scored, num_verifying)
+
+
+class BlankInputs:
+    """In the place of what makes a row's input of a token and a state: a replayed model goes by tokens alone."""
+
+    width = target_width = 1
+    target_layers = (FINAL,)
+    own_state = FINAL
+    first_place = num_bytes = 0
+
+    def fused(self, states: Floats) -> Floats:
+        """Return the states."""
+        return states
+
+    def rows(self, token_ids: Sequence[int], states: Floats) -> Floats:
+        """Return the states."""
+        return states
 
 
 class _ReplayedHeadSequence(WriterSequence):

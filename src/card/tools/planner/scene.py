@@ -22,16 +22,19 @@ from card.drafting.local import find_writer
 from card.drafting.local.protocol import LocalWriter
 from card.drafting.protocol import DraftWriter
 from card.engine.request import Request
+from card.engine.watchers import Watchers
 from card.errors import PlanError
 from card.links.link import DrafterLink
+from card.links.shown_states import ShownStates
 from card.links.switch import SwitchLink
+from card.machine.importing import load_place
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.models.parallel_draft import ParallelDraft
 from card.tools.planner.own_drafts import HEAD, has_own_drafter
 from card.tools.planner.profile import Profile, Setup
 from card.tools.planner.recording import Recording
-from card.tools.planner.replay import PassSize, ReplayedHead, ReplayedModel
+from card.tools.planner.replay import BLANK_STATES, BlankInputs, PassSize, ReplayedHead, ReplayedModel
 from card.tools.planner.replayed_texts import ReplayedTexts
 from card.tools.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
 
@@ -44,6 +47,7 @@ _GREEDY = SamplingParams(temperature=0.0, seed=0).resolved()
 _THREAD_LATENCY_S = 2e-5  # of a message between threads
 _SERVER = "tcp://planned:1"  # the draft server of a scene with a network
 _ROOM_BYTES = 1 << 40  # for the KV of drafters: a replayed model has none
+_STATE_WRITER = "card.family.states.writer:StateWriter"
 _ANYWHERE = CorePlan(CoreSet(), CoreSet(), ())  # in virtual time no thread is pinned
 
 
@@ -75,6 +79,16 @@ class Scene:
             raise PlanError(
                 f"{' and '.join(known)} are not of one tokenizer; use profiles and a recording of the same pair"
             )
+        if self.reads_states and self.network_s is not None:
+            raise PlanError(
+                "a block or head reads its target's states, which do not leave the process: plan it without a draft "
+                "server"
+            )
+
+    @property
+    def reads_states(self) -> bool:
+        """True if a block or a head drafts, from the target's states."""
+        return self.draft is not None and self.draft.reads_states
 
     @property
     def num_threads(self) -> int | None:
@@ -134,6 +148,7 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     longest = max(len(text.prompt_ids) + len(text.token_ids) for text in scene.recording.texts)
     facts = Facts(
         has_draft=scene.network_s is None or scene.has_draft_here,
+        wants_states=scene.reads_states,
         cores=None if scene.num_threads is None else tuple(range(scene.num_threads)),
         spare_cores=_spare_cores(scene),
         longest_text=longest + scene.recording.max_tokens,
@@ -209,12 +224,13 @@ def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: Virt
         far = VirtualLink(drafter, clock, message_s=scene.target.overheads.message_s)
     if "turns" in plan.placements:
         model = draft_model(scene, plan, texts, clock, shown)
-        near = link_here("inline", _draft_writer(plan, model, takes_turns=True), clock=clock)
+        near = link_here("inline", _draft_writer(scene, plan, model, takes_turns=True), clock=clock)
     link = SwitchLink(far, near, clock) if far and near else far or near
     target = _target_model(scene, plan, texts, clock, shown)
     latencies = _ProfiledLatencies(scene)
     writers = {name: _timed_writer(scene, plan, texts, name, clock) for name in plan.writers}
-    models = Models(target=target, link=link, latencies=latencies, writers=writers)
+    watchers = Watchers(target.features, [ShownStates(link, BLANK_STATES)]) if link and scene.reads_states else None
+    models = Models(target=target, link=link, latencies=latencies, writers=writers, watchers=watchers)
     shown.parts = build(plan, models, clock=clock)
     return shown.parts
 
@@ -231,8 +247,11 @@ def _timed_writer(scene: Scene, plan: Plan, texts: ReplayedTexts, name: str, clo
     return VirtualWriter(writer, clock, partial(overheads.of_proposal, name))
 
 
-def _draft_writer(plan: Plan, model: ReplayedModel, *, takes_turns: bool) -> DraftWriter:
+def _draft_writer(scene: Scene, plan: Plan, model: ReplayedModel, *, takes_turns: bool) -> DraftWriter:
     """Return the writer for the draft model of a plan."""
+    if scene.reads_states:
+        writer: DraftWriter = load_place(_STATE_WRITER)(model, BlankInputs(), _ROOM_BYTES)
+        return writer
     parallel, length = None, plan.draft.num_speculative_tokens
     if plan.method.needs_parallel_draft:
         parallel = ParallelDraft(
@@ -246,7 +265,7 @@ def _drafter(scene: Scene, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
     clock = VirtualClock()
     is_thread = plan.placements["beside"] == "thread"
     delay_s = _THREAD_LATENCY_S if is_thread else scene.target.overheads.latency_s + (scene.network_s or 0.0)
-    writer = _draft_writer(plan, draft_model(scene, plan, texts, clock), takes_turns=False)
+    writer = _draft_writer(scene, plan, draft_model(scene, plan, texts, clock), takes_turns=False)
     return VirtualDrafter(writer, clock, delay_s=delay_s)
 
 

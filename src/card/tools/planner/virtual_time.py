@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from card.assembly.drafters import make_worker
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
-from card.drafting.messages import DrafterMessage, TargetMessage
+from card.drafting.messages import DrafterMessage, TargetMessage, TargetStates
 from card.drafting.protocol import DraftWriter
 from card.errors import ProtocolError
 from card.links.link import DrafterLink
@@ -90,10 +90,10 @@ class VirtualDrafter:
         self.worker = make_worker(writer, clock=clock)
         self._clock = clock
         self._delay_s = delay_s
-        self._inbox: deque[tuple[float, TargetMessage]] = deque()  # with the time of arrival
+        self._inbox: deque[tuple[float, TargetMessage | TargetStates]] = deque()  # with the time of arrival
         self._outbox: deque[tuple[float, DrafterMessage]] = deque()
 
-    def send(self, at: float, message: TargetMessage) -> None:
+    def send(self, at: float, message: TargetMessage | TargetStates) -> None:
         """Put the target's message on its way; they are sent in the order of their times."""
         self._inbox.append((at + self._delay_s, message))
 
@@ -143,6 +143,10 @@ class VirtualLink(DrafterLink):
         """Put the message on its way."""
         self._clock.advance(self._message_s)
         self._drafter.send(self._clock.now, message)
+
+    def show(self, states: TargetStates) -> None:
+        """Hand over states, which takes no time."""
+        self._drafter.send(self._clock.now, states)
 
     def receive(self) -> list[DrafterMessage]:
         """Return the messages that have arrived."""

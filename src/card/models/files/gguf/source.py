@@ -238,6 +238,12 @@ class GgufSource:
         return bool(self._facts["is_block_alone"])
 
     @property
+    def block_layer(self) -> int:
+        """The number of the block that drafts, behind the layers of its model: how many these are."""
+        assert self._block_header is not None
+        return int(self._block_header.drafting[0].name.split(".")[1])
+
+    @property
     def block_ids(self) -> IntArray | None:
         """The tokens that a block alone in its file proposes; None for all."""
         return None if self._block_header is None else read_kept_ids(self._block_header)
