@@ -227,7 +227,9 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
             "both": [*drafting, "draft-simple,ngram-simple"],
         }
         found = {f"llama-server {row}": [*theirs, *speculating[row]] for row in args.rows}
-    return {**found, CARD: served.own_commands(args)[CARD]}
+    ours = served.own_commands(args)[CARD]
+    ours += ["--kv-cache-memory", args.kv_cache_memory] if args.kv_cache_memory else []
+    return {**found, CARD: ours}
 
 
 @contextlib.contextmanager
@@ -262,6 +264,7 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "draft": args.draft,
                 "dtype": args.dtype,
                 "target_cost": args.target_cost,
+                "kv_cache_memory": args.kv_cache_memory,
                 "sizes": asdict(args.sizes),
                 "seconds": sum(one.seconds for each in answers.values() for one in each),
                 "memory_bytes": memory_bytes,
@@ -314,6 +317,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", default="demo-draft", help="of ours (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="of ours (default: %(default)s)")
     parser.add_argument("--target-cost", help="inflate our target to the price of so many parameters, such as 90M")
+    parser.add_argument("--kv-cache-memory", help="of ours, such as 512M: rows of finished texts stay within it")
     parser.add_argument("--llama-server", help="program (default: without llama.cpp)")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="of llama-server (default: all)")
     parser.add_argument("--prompts", default="questions", help="NAME of shipped prompts or NAME=FILE [questions]")
