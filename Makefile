@@ -86,8 +86,8 @@ test-tokenizers: $(STAMP) ## set up, then fetch published tokenizers from the np
 test-clients: $(CLIENTS)/.installed $(LITELLM)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients
 
-test-agents: $(STAMP) $(AGENTS)/.installed tests/agents/node_modules/.installed ## set up apart, then let coding agents work on card serve (needs Node.js)
-	$(BIN)/python -m pytest -m agents tests/agents
+test-agents: $(STAMP) $(AGENTS)/.installed tests/agents/node_modules/.installed ## set up apart, then let coding agents work on card serve (needs Node.js), with Qwen2.5-Coder too where test-weights has put it
+	CARD_WEIGHTS=$(WEIGHTS) $(BIN)/python -m pytest -m agents -rsP tests/agents
 
 test-vllm: $(VLLM)/.installed ## set up vLLM apart, then run the tests of the plug-in inside it (a quarter of an hour on two cores)
 	$(VLLM)/bin/python -m pytest -m vllm tests/inside/vllm

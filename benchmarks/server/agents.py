@@ -4,20 +4,17 @@ A day is a chat of 12 short turns, an agent of 7 turns whose prompt grows from 4
 once in its middle, three copies of a file with an edit, and ten answers held to a schema. One server answers all of
 it, one request after another; a second day has the copies last. Each turn sends back what the server has said.
 
-    python benchmarks/server/agents.py --target TARGET.gguf --draft DRAFT.gguf --peer-url URL --peer-pid PID
-    python benchmarks/server/agents.py --target TARGET.gguf --draft DRAFT.gguf --peer-target TARGET.gguf
+    python benchmarks/server/agents.py --target TARGET.gguf --draft DRAFT.gguf --llama-server PATH/llama-server
 
-`card serve` is started for each day. llama-server is the one that runs at the URL, started by the user with a context
-that holds the longest prompt; its second day begins with what it keeps of the first. `--peer-target` starts
-llama-cpp-python's server, where that is installed. Answers are compared before any speed is shown.
+Each server is started anew for each day: `card serve` as typed, and llama-server in each of `--rows` on the same files
+with one slot, as one client asks (`peers/environments.py` builds one). A line is written as soon as its day is over.
+Answers are compared before any speed is shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
-import importlib.util
 import itertools
 import json
 import statistics
@@ -51,6 +48,8 @@ DAYS: Mapping[str, tuple[str, ...]] = {
     "as listed": KINDS,
     "copies last": (STRUCTURED, AGENT, CHAT, COPIES),
 }
+CARD = "card serve"
+ROWS = ("plain", "ngram", "draft", "both")  # of llama-server: what it speculates with
 NUM_CHAT, NUM_TURNS, NUM_COPIES, NUM_STRUCTURED = 12, 7, 3, 10
 EDITED_TURN = 4  # of the agent, before which a line in the middle of its first prompt is another one
 SCHEMA = {
@@ -95,13 +94,10 @@ class Place:
     """A server that runs."""
 
     url: str
-    pid: int | None  # whose memory, with that of the processes below it, is the server's; None: nobody has told
-    schema_type: str = "json_schema"  # the name under which it takes a schema
+    pid: int  # whose memory, with that of the processes below it, is the server's
 
-    def memory_bytes(self) -> int | None:
+    def memory_bytes(self) -> int:
         """Return its memory, of shared pages its part."""
-        if self.pid is None:
-            return None
         own = psutil.Process(self.pid)
         told = [one.memory_full_info() for one in (own, *own.children(recursive=True))]
         return sum(getattr(one, "pss", one.rss) for one in told)
@@ -145,7 +141,7 @@ class Day:
         """Let a server answer all requests of a kind."""
         if kind in (CHAT, AGENT):
             return self._conversation(place, self._chat() if kind == CHAT else self._agent())
-        bodies = self._copies() if kind == COPIES else self._structured(place)
+        bodies = self._copies() if kind == COPIES else self._structured()
         return [ask(place, body) for body in bodies]
 
     def _conversation(self, place: Place, turns: Sequence[tuple[str, str]]) -> list[Answer]:
@@ -178,10 +174,8 @@ class Day:
             told = f"Write this file again, with every `self` replaced by `this`, and nothing else:\n```\n{text}\n```"
             yield {"messages": [{"role": "user", "content": told}], "max_tokens": self._sizes.copied}
 
-    def _structured(self, place: Place) -> Iterator[Body]:
+    def _structured(self) -> Iterator[Body]:
         form: Body = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
-        if place.schema_type == "json_object":
-            form = {"type": "json_object", "schema": SCHEMA}
         for idx in range(NUM_STRUCTURED):
             question = self._questions[-1 - idx % len(self._questions)]
             messages = [{"role": "user", "content": f"{question} Answer in JSON."}]
@@ -218,65 +212,68 @@ def ask(place: Place, body: Body) -> Answer:
     return Answer(text, first_token_s or seconds, seconds, num_tokens, usage.get("prompt_tokens"), cached)
 
 
-def servers(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what gives each server for a day: a context with its `Place`."""
-
-    @contextlib.contextmanager
-    def started(command: Sequence[str], path: str, schema_type: str) -> Iterator[Place]:
-        with tempfile.TemporaryDirectory(prefix="card-agents-") as cache:
-            before = {one.pid for one in psutil.Process().children()}
-            with served.serving(command, cache, path) as port:
-                (pid,) = {one.pid for one in psutil.Process().children()} - before
-                yield Place(f"http://127.0.0.1:{port}", pid, schema_type)
-
-    found: dict[str, Any] = {}
-    if args.peer_url:
-        place = Place(args.peer_url.rstrip("/"), args.peer_pid)
-        found["llama-server"] = functools.partial(contextlib.nullcontext, place)
-    if args.peer_target:
+def commands(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Return what starts each server, but for its port; llama-server's rows with a context for the longest prompt."""
+    found = {}
+    if args.llama_server:
         threads = str(len(allowed_cores()))
-        theirs = [sys.executable, "-m", "llama_cpp.server", "--model", args.peer_target, "--n_threads", threads]
-        theirs += ["--n_ctx", str(2 * args.sizes.last)]
-        found["llama-cpp-python"] = functools.partial(started, theirs, "/v1/models", "json_object")
-    ours = served.commands(args)["card serve"]
-    return {**found, "card serve": functools.partial(started, ours, "/health", "json_schema")}
+        theirs = [args.llama_server, "-m", args.target, "-t", threads, "-tb", threads, "-np", "1", "-ngl", "0"]
+        theirs += ["-c", str(args.sizes.last + args.sizes.first), "--no-webui"]
+        drafting = ["-md", args.draft, "-td", threads, "-tbd", threads, "--spec-type"]
+        speculating = {
+            "plain": [],
+            "ngram": ["--spec-type", "ngram-simple"],
+            "draft": [*drafting, "draft-simple"],
+            "both": [*drafting, "draft-simple,ngram-simple"],
+        }
+        found = {f"llama-server {row}": [*theirs, *speculating[row]] for row in args.rows}
+    ours = served.own_commands(args)[CARD]
+    ours += ["--kv-cache-memory", args.kv_cache_memory] if args.kv_cache_memory else []
+    return {**found, CARD: ours}
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Let each server live each day; return a line for each. Raises: CardError, SystemExit."""
+@contextlib.contextmanager
+def started(command: Sequence[str]) -> Iterator[Place]:
+    """Run a server in the block. Raises: SystemExit if it does not come up."""
+    with tempfile.TemporaryDirectory(prefix="card-agents-") as cache:
+        before = {one.pid for one in psutil.Process().children()}
+        with served.serving(command, cache) as port:
+            (pid,) = {one.pid for one in psutil.Process().children()} - before
+            yield Place(f"http://127.0.0.1:{port}", pid)
+
+
+def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Let each server live each day; yield a line for each. Raises: CardError, SystemExit."""
     questions = [one.turns[0] for one in read_datasets([parse_spec(args.prompts)], limit=None)[0].questions]
     tokenizer, facts = load_tokenizer(args.target), options.describe_run()
-    lines: list[dict[str, Any]] = []
     for name in args.days:
         first_texts: list[str] = []
-        for server, start in servers(args).items():
+        for server, command in commands(args).items():
             day = Day(Texts(tokenizer), questions, args.sizes)
-            with start() as place:
+            with started(command) as place:
                 started_bytes = place.memory_bytes()
                 answers = {kind: day.answer(kind, place) for kind in DAYS[name]}
                 memory_bytes = place.memory_bytes()
             texts = [one.text for kind in DAYS[name] for one in answers[kind]]
             first_texts = first_texts or texts
-            lines.append(
-                {
-                    "benchmark": "agents",
-                    "server": server,
-                    "day": name,
-                    "target": args.target,
-                    "draft": args.draft,
-                    "dtype": args.dtype,
-                    "target_cost": args.target_cost,
-                    "sizes": asdict(args.sizes),
-                    "seconds": sum(one.seconds for each in answers.values() for one in each),
-                    "memory_bytes": memory_bytes,
-                    "started_bytes": started_bytes,
-                    "num_texts": len(texts),
-                    "num_texts_differing": sum(a != b for a, b in zip(texts, first_texts, strict=True)),
-                    "kinds": {kind: summary(each) for kind, each in answers.items()},
-                    **facts,
-                }
-            )
-    return lines
+            yield {
+                "benchmark": "agents",
+                "server": server,
+                "day": name,
+                "target": args.target,
+                "draft": args.draft,
+                "dtype": args.dtype,
+                "target_cost": args.target_cost,
+                "kv_cache_memory": args.kv_cache_memory,
+                "sizes": asdict(args.sizes),
+                "seconds": sum(one.seconds for each in answers.values() for one in each),
+                "memory_bytes": memory_bytes,
+                "started_bytes": started_bytes,
+                "num_texts": len(texts),
+                "num_texts_differing": sum(a != b for a, b in zip(texts, first_texts, strict=True)),
+                "kinds": {kind: summary(each) for kind, each in answers.items()},
+                **facts,
+            }
 
 
 def summary(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -308,7 +305,7 @@ def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             rate = "" if one["tokens_per_s"] is None else f"{one['tokens_per_s']:.1f}"
             cached = "" if one["num_cached"] is None else f"{one['num_cached']:,} of {one['num_prompt']:,}"
             yield f"{head} {kind} | {one['first_token_s']:.2f} | {rate} | {cached} | {one['seconds']:.1f} |"
-        memory = "" if line["memory_bytes"] is None else f", {line['memory_bytes'] / 1e6:,.0f} MB after it"
+        memory = f", {line['memory_bytes'] / 1e6:,.0f} MB after it"
         differing = f"{line['num_texts_differing']} of {line['num_texts']} texts differ"
         yield f"{head} all: {differing}{memory} | | | | {line['seconds']:.1f} |"
 
@@ -320,9 +317,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", default="demo-draft", help="of ours (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="of ours (default: %(default)s)")
     parser.add_argument("--target-cost", help="inflate our target to the price of so many parameters, such as 90M")
-    parser.add_argument("--peer-url", help="a llama-server that runs")
-    parser.add_argument("--peer-pid", type=int, help="its process, whose memory is read")
-    parser.add_argument("--peer-target", help="GGUF file for llama-cpp-python's server")
+    parser.add_argument("--kv-cache-memory", help="of ours, such as 512M: rows of finished texts stay within it")
+    parser.add_argument("--llama-server", help="program (default: without llama.cpp)")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="of llama-server (default: all)")
     parser.add_argument("--prompts", default="questions", help="NAME of shipped prompts or NAME=FILE [questions]")
     parser.add_argument("--day", dest="days", action="append", choices=list(DAYS), help="orders (default: all)")
     parser.add_argument("--first-tokens", type=int, default=4_900, help="of the agent's first prompt [%(default)s]")
@@ -330,7 +327,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--copied-tokens", type=int, default=1_500, help="of a file to be copied [%(default)s]")
     parser.add_argument("--max-tokens", type=int, default=96, help="of each answer but copies [%(default)s]")
     parser.add_argument("--out", type=Path, default=_RESULTS, help="default: %(default)s")
-    parser.set_defaults(llama_server=None)  # of `served`: here it is the user's
     return parser
 
 
@@ -340,13 +336,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.days = args.days or list(DAYS)
     args.sizes = Sizes(args.first_tokens, args.last_tokens, args.copied_tokens, args.max_tokens)
     try:
-        if args.peer_target and importlib.util.find_spec("llama_cpp") is None:
-            raise SystemExit("agents.py: --peer-target needs llama-cpp-python[server]; install it, or leave it out")
-        lines = measure(args)
+        lines = []
+        for line in measure(args):
+            options.append_lines(args.out, [line])
+            lines.append(line)
     except CardError as error:
         print(f"agents.py: error: {error}", file=sys.stderr)
         return 2
-    options.append_lines(args.out, lines)
     print(*rows(lines), sep="\n")
     return 0
 

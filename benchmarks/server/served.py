@@ -45,20 +45,25 @@ _CONTEXT = 1024  # tokens of a slot of llama.cpp
 Line = dict[str, Any]
 
 
-def commands(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Return what starts each server, but for its port."""
+def own_commands(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Return what starts each server of ours, but for its port."""
     threads = str(len(allowed_cores()))
     ours = [sys.executable, "-P", "-m", "card", "serve", args.target, "--dtype", args.dtype]
     ours += ["--served-model-name", NAME]
     ours += ["--target-cost", args.target_cost] if args.target_cost else []
     with_draft = [*ours, "--draft", args.draft]
-    found = {
+    return {
         "card serve --method vanilla --threads": [*ours, "--method", "vanilla", "--threads", threads],
         "card serve --threads": [*with_draft, "--threads", threads],
         "card serve": with_draft,
     }
+
+
+def commands(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Return what starts each server, but for its port."""
+    found = own_commands(args)
     if args.llama_server:
-        slots, target = str(args.concurrency), args.peer_target or args.target
+        threads, slots, target = str(len(allowed_cores())), str(args.concurrency), args.peer_target or args.target
         theirs = [args.llama_server, "-m", target, "-t", threads, "-tb", threads, "-np", slots, "-ngl", "0"]
         found = {"llama-server": [*theirs, "-c", str(_CONTEXT * args.concurrency), "--no-webui"], **found}
     return found

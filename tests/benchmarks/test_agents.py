@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from card.api.async_llm import AsyncLLM
 from tests.pair import Pair, own_tokenizer
-from tests.server.running import serving
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -35,7 +32,7 @@ def asked(agents: ModuleType, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int,
     day = agents.Day(agents.Texts(own_tokenizer()), ["How many?", "How much?"], agents.Sizes(*sizes))
     told = {}
     for kind in agents.KINDS:
-        day.answer(kind, agents.Place("", None))
+        day.answer(kind, agents.Place("", 1))
         told[kind] = bodies.copy()
         bodies.clear()
     return told
@@ -58,19 +55,30 @@ def test_a_day_has_the_requests_that_it_promises(agents: ModuleType, monkeypatch
     assert all(body["response_format"]["json_schema"]["schema"] for body in told[agents.STRUCTURED])
 
 
+PEER = """#!{python}
+import runpy, sys
+
+given = sys.argv[1:]
+target, port = given[given.index("-m") + 1], given[given.index("--port") + 1]
+assert {{"-np", "-c", "--spec-type", "-md"}} <= set(given)
+sys.argv = ["card", "serve", target, "--served-model-name", "model", "--dtype", "float32", "--method", "vanilla"]
+sys.argv += ["--port", port]
+runpy.run_module("card", run_name="__main__")
+"""
+
+
 def test_two_servers_are_measured_on_the_same_day(
     agents: ModuleType, pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "agents.jsonl"
+    peer, out = tmp_path / "llama-server", tmp_path / "agents.jsonl"
+    peer.write_text(PEER.format(python=sys.executable))
+    peer.chmod(0o755)
     sizes = ["--first-tokens", "150", "--last-tokens", "300", "--copied-tokens", "30", "--max-tokens", "5"]
     models = ["--target", pair.target, "--draft", pair.draft, "--dtype", "float32"]
-    llm = AsyncLLM(pair.target, dtype="float32", method="vanilla")
-    with serving(llm, served_model_names=("model",)) as peer:
-        named = ["--peer-url", peer.url, "--peer-pid", str(os.getpid()), "--day", "copies last"]
-        assert agents.main([*models, *sizes, *named, "--out", str(out)]) == 0
-    asyncio.run(llm.shutdown())
+    named = ["--llama-server", str(peer), "--rows", "both", "--day", "copies last"]
+    assert agents.main([*models, *sizes, *named, "--out", str(out)]) == 0
     theirs, ours = (json.loads(line) for line in out.read_text().splitlines())
-    assert (theirs["server"], ours["server"]) == ("llama-server", "card serve")
+    assert (theirs["server"], ours["server"]) == ("llama-server both", "card serve")
     assert ours["num_texts"] == 32 and ours["num_texts_differing"] == 0
     for line in (theirs, ours):
         assert list(line["kinds"]) == list(agents.DAYS["copies last"])
@@ -81,7 +89,11 @@ def test_two_servers_are_measured_on_the_same_day(
     assert f"| {agents.COPIES} |" in capsys.readouterr().out
 
 
-def test_without_their_server_a_file_for_it_is_refused(agents: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(SystemExit, match="install it"):
-        agents.main(["--peer-target", "x.gguf"])
+def test_each_row_of_llama_server_speculates_with_what_it_is_named_for(agents: ModuleType) -> None:
+    args = agents.make_parser().parse_args(["--llama-server", "x", "--target", "t.gguf", "--draft", "d.gguf"])
+    args.sizes = agents.Sizes(100, 200, 10, 5)
+    found = agents.commands(args)
+    assert list(found) == [*(f"llama-server {row}" for row in agents.ROWS), "card serve"]
+    kinds = [command[-1] if "--spec-type" in command else "" for command in found.values()]
+    assert kinds == ["", "ngram-simple", "draft-simple", "draft-simple,ngram-simple", ""]
+    assert [("-md" in command) for command in found.values()] == [False, False, True, True, False]

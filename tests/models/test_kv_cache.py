@@ -18,6 +18,7 @@ from card.kernels.number_types import FLOAT32
 from card.models.rows import blocks, kv_layout
 from card.models.rows.kv_cache import KVCache
 from card.models.rows.kv_layout import KVLayout, KVShape
+from card.models.rows.parts import RowsPart
 
 LAYOUT = KVLayout((KVShape(3, 4),) * 2, FLOAT32)
 ROW_BYTES = 2 * 2 * 3 * 4 * 4
@@ -38,11 +39,12 @@ def chain_of(cache: KVCache, num_rows: int, max_rows: int | None = None) -> int:
 
 def append(cache: KVCache, slot: int, num_rows: int) -> None:
     rng = np.random.default_rng(cache[slot].tree.num_rows + 1000 * slot)
-    cache.append_part(slot, rng.standard_normal(num_rows * ROW_BYTES // 4).astype(np.float32), num_rows)
+    rows, first = rng.standard_normal(num_rows * ROW_BYTES // 4).astype(np.float32), cache[slot].tree.num_rows
+    cache.append_part(slot, RowsPart(first, first + num_rows, False), rows.view(np.uint8), num_rows)
 
 
 def rows_of(cache: KVCache, slot: int, num_rows: int | None = None) -> Any:
-    return cache.read_part(slot, 0, num_rows or cache[slot].tree.num_rows)
+    return cache.read_part(slot, RowsPart(0, num_rows or cache[slot].tree.num_rows, False)).view(np.float32)
 
 
 def test_a_sequence_has_the_room_that_it_asked_for() -> None:

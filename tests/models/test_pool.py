@@ -25,7 +25,7 @@ from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from tests.examples import settings
 from tests.pair import make_model
-from tests.reaching_in import cache_of, retained_slot
+from tests.reaching_in import cache_of, kv_of, retained_slot
 from tests.tiny import CLEAR, tiny
 from tests.toy import TableModel
 
@@ -369,7 +369,7 @@ def test_a_reused_prefix_has_the_rows_of_its_source_and_the_logits_of_a_fresh_pr
         text = [*BASE[:num_alike], *(t + 1 if t < V - 1 else 0 for t in BASE[num_alike : num_alike + 7]), 5]
         opened = pool.open(text, len(text) + 20)
         assert opened.num_reused == num_alike
-        rows, lent = (np.asarray(cache_of(runner).read_part(slot, 0, num_alike)) for slot in (opened.slot, source))
+        rows, lent = (np.asarray(kv_of(runner, slot, num_alike)) for slot in (opened.slot, source))
         assert np.array_equal(rows, lent)
         assert cache_of(runner)[opened.slot].tree.positions().tolist() == list(range(num_alike))
         fresh = runner.open(len(text))

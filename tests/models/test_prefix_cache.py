@@ -6,7 +6,7 @@ import functools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,14 @@ from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
 from card.models.rows import prefix_cache as module
+from card.models.rows.parts import RowsPart
 from card.models.rows.pool import SequencePool
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.prefix_files import BLOCK_ROWS, PrefixFiles
 from card.models.runner import ExactRunner, RowRunner
 from card.models.runners import plain_runner
-from tests.models.test_states import model_of as model_with_states
-from tests.reaching_in import retained_slot
+from tests.models import test_records, test_states
+from tests.reaching_in import retained_slot, space_landmarks
 from tests.tiny import LONG_ROPE, tiny_llama
 from tests.waiting import until
 
@@ -54,9 +55,17 @@ def runner_of(**changes: Any) -> ExactRunner:
 class Process:
     """What one process has: a runner, its pool, and the files of a folder."""
 
-    def __init__(self, folder: Path, *, num_rows: int = 4096, most_bytes: int = 1 << 30, **changes: Any) -> None:
-        self.runner = runner_of(**changes)
-        files = PrefixFiles(folder, b"m" * 32, row_bytes=self.runner.row_bytes, most_bytes=most_bytes)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_rows: int = 4096,
+        most_bytes: int = 1 << 30,
+        runner: ExactRunner | None = None,
+        **changes: Any,
+    ) -> None:
+        self.runner = runner or runner_of(**changes)
+        files = PrefixFiles(folder, b"m" * 32, self.runner, most_bytes=most_bytes)
         self.cache = PrefixCache(self.runner, files)
         self.pool = SequencePool(self.runner, num_rows * self.runner.row_bytes, prefixes=self.cache)
 
@@ -74,6 +83,7 @@ class Process:
 def short_texts_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARED_TOKENS", 100)
     monkeypatch.setattr(module, "LONG_TOKENS", 200)
+    monkeypatch.setattr(module, "CLOSE_S", 100.0)  # a busy machine may not give its thread a block a second
 
 
 def kept(folder: Path) -> list[Path]:
@@ -161,7 +171,7 @@ def test_rows_that_move_while_they_are_copied_are_copied_again_or_left(tmp_path:
     one.run(TEXT[:200])
     read_part, num_calls = one.runner.read_part, 0
 
-    def disturbed(slot: int, first: int, end: int) -> Any:
+    def disturbed(slot: int, part: RowsPart) -> Any:
         nonlocal num_calls
         num_calls += 1
         if num_calls == 2:  # the rows go, and others are in their memory before they are copied
@@ -169,7 +179,7 @@ def test_rows_that_move_while_they_are_copied_are_copied_again_or_left(tmp_path:
             one.run(OTHER[:201])
             one.run(TEXT[:200])
             slot = retained_slot(one.pool, 201)
-        return read_part(slot, first, end)
+        return read_part(slot, part)
 
     one.runner.read_part = disturbed  # type: ignore[method-assign]
     one.pool.close_prefixes()
@@ -185,9 +195,9 @@ def test_rows_that_are_gone_leave_no_file(tmp_path: Path) -> None:
     one.run(TEXT[:200])
     read_part = one.runner.read_part
 
-    def gone(slot: int, first: int, end: int) -> Any:
+    def gone(slot: int, part: RowsPart) -> Any:
         one.pool.clear()
-        return read_part(slot, first, end)
+        return read_part(slot, part)
 
     one.runner.read_part = gone  # type: ignore[method-assign]
     one.pool.close_prefixes()
@@ -236,6 +246,59 @@ def test_where_images_are_only_what_is_before_them_is_kept(tmp_path: Path) -> No
     assert other.pool.stats.read_tokens == 250
 
 
+HYBRIDS = [pytest.param(test_states, id="states"), pytest.param(test_records, id="convolutions")]
+
+
+@pytest.fixture
+def short_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let texts of hybrids, which have 150 tokens here, be kept, and landmarks be 32 rows apart."""
+    monkeypatch.setattr(module, "SHARED_TOKENS", 60)
+    monkeypatch.setattr(module, "LONG_TOKENS", 80)
+    monkeypatch.setattr(module, "WORTH_READING", 16)
+    space_landmarks(monkeypatch, 32)
+
+
+@pytest.mark.usefixtures("short_beginnings")
+@pytest.mark.parametrize("kind", HYBRIDS)
+@pytest.mark.parametrize("num_shared", [70, 131])
+def test_hybrids_go_on_behind_landmarks_and_ends_of_files_with_the_same_bits(
+    tmp_path: Path, kind: ModuleType, num_shared: int
+) -> None:
+    first = Process(tmp_path, runner=kind.make_runner())
+    first.run(kind.TEXT[:131])
+    first.pool.close_prefixes()
+    (file,) = kept(tmp_path)
+    again, plain = Process(tmp_path, runner=kind.make_runner()), Process(tmp_path / "empty", runner=kind.make_runner())
+    text = [*kind.TEXT[:num_shared], *kind.TEXT[: 160 - num_shared]]
+    assert np.array_equal(again.run(text), plain.run(text))
+    at_end = 131 - (kind is test_states)  # the state behind the last token was never needed
+    assert again.pool.stats.read_tokens == {70: 64, 131: at_end}[num_shared]
+    slots = [retained_slot(one.pool, len(text)) for one in (again, plain)]
+    rows = [one.runner.lendable_rows(slot, 160) for one, slot in zip((again, plain), slots, strict=True)]
+    assert rows[0] == rows[1]
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1  # in what the text goes on from
+    file.write_bytes(content)
+    damaged = Process(tmp_path, runner=kind.make_runner())
+    assert np.array_equal(damaged.run(text), plain.run(text))
+    assert damaged.pool.stats.read_tokens == {70: 64, 131: 0}[num_shared]
+
+
+@pytest.mark.usefixtures("short_beginnings")
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_beginning_that_two_texts_of_a_hybrid_share_is_kept_with_a_record_at_its_end(
+    tmp_path: Path, kind: ModuleType
+) -> None:
+    one = Process(tmp_path, runner=kind.make_runner())
+    one.run(kind.TEXT[:75])
+    one.run([*kind.TEXT[:75], 1, 2, 3])
+    until(lambda: kept(tmp_path))
+    other = Process(tmp_path, runner=kind.make_runner())
+    text = [*kind.TEXT[:75], 7, 8, 9]
+    assert np.array_equal(other.run(text), Process(tmp_path / "empty", runner=kind.make_runner()).run(text))
+    assert other.pool.stats.read_tokens == 75 - (kind is test_states)
+
+
 def settings_of(folder: Path, **changes: Any) -> EngineSettings:
     return EngineSettings(target="demo-target", prefix_cache=str(folder), **changes)
 
@@ -270,8 +333,6 @@ def test_weights_that_have_changed_are_another_model(tmp_path: Path) -> None:
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "x")
-    with pytest.raises(SettingsError, match="keeps states or records"):
-        prefix_cache(settings, plain_runner(model_with_states(), max_model_len=64), is_named=True)
     with pytest.raises(SettingsError, match="own pass"):
         prefix_cache(settings, plain_runner(model_of(), max_model_len=64, own_pass=False), is_named=True)
     with pytest.raises(SettingsError, match="give its name"):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from card.models.rows.parts import RowsPart
 from card.models.rows.prefix_files import BLOCK_ROWS, PrefixFiles
 from card.models.rows.row_tree import IntArray
 
@@ -28,8 +29,18 @@ def rows_of(num_tokens: int, seed: int = 0) -> bytes:
     return np.random.default_rng(100 + seed).bytes(num_tokens * ROW_BYTES)
 
 
+class Rows:
+    """The form of rows that are of use one by one."""
+
+    def part_bytes(self, part: RowsPart) -> int:
+        return (part.end - part.first) * ROW_BYTES
+
+    def usable_rows(self, num_rows: int, text_len: int) -> int:
+        return num_rows
+
+
 def files_in(folder: Path, identity: bytes = MODEL, most_bytes: int = 1 << 30) -> PrefixFiles:
-    return PrefixFiles(folder, identity, row_bytes=ROW_BYTES, most_bytes=most_bytes)
+    return PrefixFiles(folder, identity, Rows(), most_bytes=most_bytes)
 
 
 def put(files: PrefixFiles, text: IntArray, rows: bytes, *, is_long: bool = False) -> bool:
@@ -46,7 +57,7 @@ def get(files: PrefixFiles, text: IntArray, *, is_long: bool = False) -> bytes |
     found, taken = files.find(text, is_long=is_long), list[bytes]()
     if found is None:
         return None
-    is_whole = files.read(*found, lambda block, count: taken.append(block[: count * ROW_BYTES]))
+    is_whole = files.read(*found, lambda _, part, count: taken.append(part[: count * ROW_BYTES]))
     return b"".join(taken) if is_whole else None
 
 
@@ -87,7 +98,7 @@ def test_another_server_sees_what_comes_and_goes(tmp_path: Path, caplog: pytest.
     found = other.find(text_of(LEN), is_long=False)
     assert found is not None
     row_files(tmp_path)[0].unlink()
-    assert not other.read(*found, lambda block, count: None)
+    assert not other.read(*found, lambda _, part, count: None)
     assert other.find(text_of(LEN), is_long=False) is None
     assert not said(caplog)
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from card.errors import CapacityError
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Floats
 from card.models.protocol import Extension
 from card.models.rows.pool import BLOCK_ROWS, SequencePool
 from card.models.runner import ExactRunner
 from card.models.runners import plain_runner
+from tests.models import test_records, test_states
+from tests.reaching_in import cache_of, space_landmarks
 from tests.tiny import tiny_llama
 
 pytestmark = pytest.mark.skipif(why_not_int8() is not None, reason="no exact passes here")
@@ -132,3 +136,78 @@ def test_a_lender_that_does_not_fit_beside_its_heir_leaves_it_the_rows() -> None
     assert np.array_equal(read(runner, opened.slot, text), logits_of(text))
     pool.close(opened.slot)
     assert pool.stats.used_bytes == 0
+
+
+def test_a_request_needs_room_for_what_it_does_not_share_with_running_ones() -> None:
+    runner, pool, tools = runner_of(), pool_of(704), WORDS[:512]
+    first = pool.open(tools, 544).slot
+    read(runner, first, tools)
+    pool.note(first, tools)
+    text = [*tools, *WORDS[1000:1040]]
+    assert not pool.has_room(576) and not pool.has_room(576, WORDS[1:541])
+    assert pool.has_room(576, text) and pool.has_room(576, without=first)
+    opened = pool.open(text, 576)
+    assert opened.num_reused == 512 and rows_held(pool) == 608
+    assert np.array_equal(read(runner, opened.slot, text), logits_of(text))
+    pool.note(opened.slot, text)
+    slot = pool.grow(opened.slot, 672)
+    assert rows_held(pool) == 704, "of its new place it shares as much"
+    with pytest.raises(CapacityError):
+        pool.grow(slot, 704)
+    assert np.array_equal(read(runner, slot, [*text, 5]), logits_of([*text, 5]))
+    for one in (first, slot):
+        pool.close(one)
+    pool.clear()
+
+
+def test_a_longer_lender_gives_way_to_a_running_one_that_leaves_room() -> None:
+    """What memory holds of a finished text is longer, but takes memory that the running one's rows do not."""
+    runner, pool, tools = runner_of(), pool_of(640), WORDS[:400]
+    text = [*tools, *WORDS[1000:1060]]
+    first = pool.open(tools, 416).slot
+    read(runner, first, tools)
+    pool.note(first, tools)
+    other = pool.open(text, 480).slot
+    read(runner, other, text)
+    pool.close(other, text)
+    opened = pool.open([*text, 1], 608)
+    assert opened.num_reused in (400, 460) and pool.stats.num_open == 2
+    assert pool.stats.used_bytes <= 640 * runner.row_bytes
+    assert np.array_equal(read(runner, opened.slot, [*text, 1]), logits_of([*text, 1]))
+    for one in (first, opened.slot):
+        pool.close(one)
+    pool.clear()
+
+
+@pytest.mark.parametrize("kind", [test_states, test_records], ids=["states", "convolutions"])
+def test_hybrids_share_rows_and_landmarks_until_one_writes_there(
+    monkeypatch: pytest.MonkeyPatch, kind: ModuleType
+) -> None:
+    space_landmarks(monkeypatch, 32)
+    runner, text = kind.make_runner(), kind.TEXT[:130]
+    cache, source = cache_of(runner), runner.open(160)
+    runner.forward([Extension.of_text(source, text, first_logits=len(text) - 1)])
+    runner.keep(source, 130)
+    alone = runner.held_bytes([source])
+    reached = runner.lendable_rows(source, 129)
+    heirs = [runner.open(160) for _ in range(3)]
+    for heir in heirs:
+        runner.copy_rows(source, heir, reached)
+    held = [set(records.held) for slot in (source, *heirs) if (records := cache[slot].records) is not None]
+    assert len(held) == 4 and len(set.intersection(*held)) >= 4, "the landmarks of four blocks"
+    shared = runner.shared_bytes(reached)
+    assert shared > 3 * runner.row_bytes * 16
+    assert 4 * alone - runner.held_bytes([source, *heirs]) >= 3 * shared
+    cut = heirs[0]
+    runner.keep(cut, 40)
+    other = [*text[:40], *text[60:110]]
+    runner.forward([Extension.of_text(cut, other, 40)])
+    assert kind.goes_on(runner, cut, other)
+    runner.copy_rows(source, last := runner.open(160), 64)
+    assert kind.goes_on(runner, last, text[:64])
+    assert kind.goes_on(runner, heirs[1], text[:reached])
+    runner.close(source)
+    assert kind.goes_on(runner, heirs[2], text[:reached])
+    for slot in (*heirs, last):
+        runner.close(slot)
+    assert cache.num_bytes == cache.free_bytes

@@ -103,6 +103,20 @@ def num_absorbed(runner: RecordingRunner, slot: int) -> int:
     return records.num_absorbed
 
 
+@pytest.mark.parametrize("num_rows", [BLOCK - 2, BLOCK - 1, BLOCK])
+def test_a_copy_that_ends_where_a_landmark_begins_fills_it(num_rows: int) -> None:
+    runner = make_runner()
+    source, slot, other = (runner.open() for _ in range(3))
+    runner.forward([Extension.of_text(source, TEXT[: num_rows + 1])])
+    runner.copy_rows(source, slot, num_rows)
+    runner.forward([Extension.of_text(slot, TEXT, num_rows)])
+    assert runner.lendable_rows(slot, BLOCK) == BLOCK
+    runner.copy_rows(slot, other, BLOCK)
+    assert goes_on(runner, other, TEXT[:BLOCK])
+    for one in (source, slot, other):
+        runner.close(one)
+
+
 def test_logits_and_greedy_tokens_are_those_of_transformers() -> None:
     model = copy.deepcopy(model_of())
     with torch.no_grad():

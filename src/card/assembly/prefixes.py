@@ -13,7 +13,7 @@ from card.errors import SettingsError, named
 from card.machine.folders import expanded
 from card.models.files.sources import find_source
 from card.models.files.weights_digest import weights_digest
-from card.models.protocol import Divisible, Stateful
+from card.models.protocol import Divisible
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.prefix_files import PrefixFiles
 from card.models.runner import RowRunner
@@ -39,7 +39,7 @@ def prefix_cache(settings: EngineSettings, runner: RowRunner, *, is_named: bool)
         digest = weights_digest(find_source(settings.target, settings.weights_dir), folder / _NOTES)
         identity = _identity(settings, runner, digest)
         most_bytes = parse_size(settings.prefix_cache_size or _USUAL_SIZE)
-        files = PrefixFiles(folder, identity, row_bytes=runner.row_bytes, most_bytes=most_bytes)
+        files = PrefixFiles(folder, identity, model, most_bytes=most_bytes)
     except OSError as error:
         raise SettingsError(
             f"{named('prefix_cache')} must name a folder of your own to write to, and {given} cannot be used: "
@@ -52,8 +52,6 @@ def _divisible(runner: RowRunner, *, is_named: bool) -> Divisible:
     """Return a runner whose rows can be kept. Raises: SettingsError if they cannot."""
     if not is_named:
         reason = "was given as an object, and rows are kept by what the model's files hold; give its name"
-    elif isinstance(runner, Stateful):
-        reason = "keeps states or records beside its rows, which are not kept between starts"
     elif not (runner.is_exact and isinstance(runner, Divisible)):
         reason = "does not run in our own pass, so that its rows need not be the same after a restart"
     else:

@@ -199,7 +199,13 @@ class RequestQueue:
 
     def _has_room(self, newcomer: LiveRequest, now: float) -> bool:
         """Return whether a waiting request has room; a running one may be paused for it."""
-        return self._worker.pool.has_room(self._rows_at_first(newcomer)) or self._make_room(newcomer, now)
+        return self._fits(newcomer) or self._make_room(newcomer, now)
+
+    def _fits(self, newcomer: LiveRequest, *, without: int | None = None) -> bool:
+        """Return whether a waiting request has room beside the running ones; ``without``: the slot of one to leave."""
+        request = newcomer.request
+        num_rows, key = self._rows_at_first(newcomer), request.pool_key(request.prompt_ids)
+        return self._worker.pool.has_room(num_rows, key, without=without)
 
     def _make_room(self, newcomer: LiveRequest, now: float) -> bool:
         """Pause the running request with the most tokens left, if the newcomer wants fewer. Returns: whether it did.
@@ -213,7 +219,7 @@ class RequestQueue:
             return False
         if longest.tokens_left <= newcomer.request.params.max_tokens:
             return False
-        if not self._worker.pool.has_room(self._rows_at_first(newcomer), without=longest.sequence.slot):
+        if not self._fits(newcomer, without=longest.sequence.slot):
             return False
         longest.gave_way_at = now  # set even if the store has no room: only one attempt
         if not moves.pause(longest.sequence, may_drop=False):

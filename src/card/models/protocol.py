@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from card.config.selection import ScoreKind
 from card.kernels.number_types import Array, Floats
+from card.models.rows.parts import PartForm, RowsPart
 from card.models.rows.selection import AttentionScores, ChosenRows
 from card.tree.logits import Logits
 
@@ -125,16 +126,19 @@ class Movable(LanguageModel, Protocol):
 
 
 @runtime_checkable
-class Divisible(LanguageModel, Protocol):
+class Divisible(LanguageModel, PartForm, Protocol):
     """A model whose rows can be taken out and put back in parts, bit for bit."""
 
-    def read_part(self, slot: int, first: int, end: int) -> Array:
-        """Return a copy of some rows of a chain. Raises: ModelError if they are not a chain.
+    def separable_rows(self, slot: int, num_rows: int) -> int:
+        """Return behind how many of the first ``num_rows`` rows of a sequence a text can end that is taken out."""
+
+    def read_part(self, slot: int, part: RowsPart) -> Array:
+        """Return a copy of some rows of a chain. Raises: ModelError if they, or what belongs to them, are not there.
 
         Another thread than that of the passes may call this; it then reads anything of rows that change meanwhile.
         """
 
-    def append_part(self, slot: int, rows: bytes | memoryview, num_rows: int) -> None:
+    def append_part(self, slot: int, part: RowsPart, taken: bytes | memoryview, num_rows: int) -> None:
         """Put the first ``num_rows`` of such rows behind a chain. Raises: CapacityError if there is no room."""
 
 

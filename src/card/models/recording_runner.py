@@ -75,6 +75,15 @@ class RecordingRunner(ExactRunner):
         """Return how many of the first ``num_rows`` rows can be copied without being run once more."""
         return self._records(slot).reach(num_rows)
 
+    def usable_rows(self, num_rows: int, text_len: int) -> int:
+        """Return how many of the first rows of a text in a file can be used: all, or those up to a landmark."""
+        block_rows = self._record_layout(0).block_rows
+        return num_rows if num_rows == text_len else num_rows // block_rows * block_rows
+
+    def separable_rows(self, slot: int, num_rows: int) -> int:
+        """Return behind how many of the first rows of a sequence a text can be cut for a file."""
+        return self._records(slot).separable(num_rows)
+
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
         records = self._records(source)

@@ -34,6 +34,7 @@ from card.models.rows.extension_rows import (
 )
 from card.models.rows.kv_cache import KVCache
 from card.models.rows.kv_layout import KVLayout
+from card.models.rows.parts import RowsPart
 from card.models.rows.records import RecordLayout
 from card.models.rows.row_tree import BoolArray, IntArray, window_size
 from card.models.rows.selection import AttentionScores, ChosenRows
@@ -317,13 +318,25 @@ class ExactRunner(RowRunner):
         self.dtype = self._decoder.layout.dtype
         self.experts = self._decoder.experts
 
-    def read_part(self, slot: int, first: int, end: int) -> Any:
-        """Return a copy of some rows of a chain. Raises: see `KVCache.read_part`."""
-        return self._cache.read_part(slot, first, end)
+    def part_bytes(self, part: RowsPart) -> int:
+        """Return the size of some rows in files."""
+        return self._cache.part_bytes(part)
 
-    def append_part(self, slot: int, rows: bytes | memoryview, num_rows: int) -> None:
+    def usable_rows(self, num_rows: int, text_len: int) -> int:
+        """Return how many of the first rows of a text in a file can be used: any."""
+        return num_rows
+
+    def separable_rows(self, slot: int, num_rows: int) -> int:
+        """Return behind how many of the first rows of a sequence a text can be cut for a file: any."""
+        return num_rows
+
+    def read_part(self, slot: int, part: RowsPart) -> Any:
+        """Return a copy of some rows of a chain. Raises: see `KVCache.read_part`."""
+        return self._cache.read_part(slot, part)
+
+    def append_part(self, slot: int, part: RowsPart, taken: bytes | memoryview, num_rows: int) -> None:
         """Put such rows, as bytes, behind those of a sequence. Raises: see `KVCache.append_part`."""
-        self._cache.append_part(slot, np.frombuffer(rows, np.uint8).view(self._cache.layout.dtype), num_rows)
+        self._cache.append_part(slot, part, np.frombuffer(taken, np.uint8), num_rows)
 
     @property
     def experts_read(self) -> int:

@@ -113,7 +113,7 @@ class _Planner:
     def _mark_of(self, num_rows: int) -> int:
         """Return where the state behind so many rows goes, too; 0 for nowhere."""
         if self._ends_prompt and num_rows == self._num_text:
-            return int(self._records.prompt_state.ctypes.data)
+            return self._records.begin_prompt()
         return self._records.mark_of(num_rows)
 
     def _num_absorbed(self) -> int:

@@ -16,6 +16,7 @@ from card.errors import CapacityError, ModelError
 from card.machine.memory import take_large_pages
 from card.models.rows.blocks import Block, Blocks, FreeBuffers
 from card.models.rows.kv_layout import KVLayout
+from card.models.rows.parts import RowsPart
 from card.models.rows.records import RecordLayout, Records
 from card.models.rows.row_tree import IntArray, RowTree
 
@@ -98,6 +99,7 @@ class KVCache:
         self._slots: dict[int, SequenceRows] = {}
         self._free = FreeBuffers(layout, max_free_bytes)
         self._blocks = Blocks(layout, self._free)
+        self._landmarks = None if records is None else records.landmarks(self._free, layout.dtype.itemsize)
         self._next_slot = 0
 
     @property
@@ -109,10 +111,11 @@ class KVCache:
     def num_bytes(self) -> int:
         """Memory of all buffers: of open sequences and free ones."""
         rooms = sum(int(sequence.room.nbytes) for sequence in self._slots.values() if sequence.room is not None)
-        return self._blocks.num_bytes + rooms + self._free.num_bytes
+        landmarks = 0 if self._landmarks is None else self._landmarks.num_bytes
+        return self._blocks.num_bytes + rooms + landmarks + self._free.num_bytes
 
     def held_bytes(self, slots: Sequence[int]) -> int:
-        """Return the memory of some sequences, with room for all rows that they asked for; shared blocks count once.
+        """Return the memory of some sequences, with room for all rows that they asked for; what they share counts once.
 
         Raises: ModelError if one is not open.
         """
@@ -120,12 +123,16 @@ class KVCache:
         num_rows = self._blocks.num_rows([one.numbers[: len(one.blocks)] for one in held])
         num_rows += sum(max(0, one.tree.max_rows - len(one.blocks) * one.block_rows) for one in held)
         of_records = (self.row_bytes - self._kv_bytes) * sum(one.tree.max_rows for one in held)
+        if self._records is not None:
+            marks = [mark for one in held if one.records is not None for mark in one.records.held]
+            of_records -= (len(marks) - len(set(marks))) * self._records.mark_bytes
         return int(num_rows * self._kv_bytes + of_records + len(held) * self.state_bytes)
 
     def shared_bytes(self, num_rows: int) -> int:
         """Return the memory that a copy of the first rows of a sequence does not take, as both share it."""
         block_rows = self.layout.block_rows
-        return 0 if block_rows is None else num_rows // block_rows * block_rows * self._kv_bytes
+        kv_bytes = 0 if block_rows is None else num_rows // block_rows * block_rows * self._kv_bytes
+        return kv_bytes + (0 if self._records is None else self._records.shared_bytes(num_rows))
 
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence with room for ``max_rows`` rows (None: as many as the cache allows).
@@ -151,13 +158,14 @@ class KVCache:
         tree, layout = RowTree(capacity), self._records
         if layout is None:
             return SequenceRows(tree, block_rows, [], places, numbers)
-        room = self._free.take(self._record_elements(capacity))
+        num_elements = layout.own_bytes(capacity) // self.layout.dtype.itemsize
+        room = self._free.take(num_elements)
         take_large_pages(room.ctypes.data, room.nbytes)  # a pass uses all of a state and its records
-        records = layout.records(room[: self._record_elements(capacity)], capacity)
+        records = layout.records(room[:num_elements], capacity, self._landmarks)
         return SequenceRows(tree, block_rows, [], places, numbers, room, records)
 
     def _record_elements(self, capacity: int) -> int:
-        """Return the size of the records of so many rows, in numbers of the rows' type."""
+        """Return the size of the records of so many rows that are taken out, in numbers of the rows' type."""
         num_bytes = capacity * (self.row_bytes - self._kv_bytes) + self.state_bytes
         return int(num_bytes // self.layout.dtype.itemsize)
 
@@ -166,7 +174,8 @@ class KVCache:
         sequence = self[slot]
         del self._slots[slot]
         self._drop_blocks(sequence)
-        if sequence.room is not None:
+        if sequence.records is not None:
+            sequence.records.release()
             self._free.give(sequence.room)
 
     def drop_free(self) -> None:
@@ -178,12 +187,15 @@ class KVCache:
 
         Raises: CapacityError if the device has none. The rows before are as they were then.
         """
-        self._own(self[slot], first, self[slot].tree.num_rows)
+        sequence = self[slot]
+        self._own(sequence, first, sequence.tree.num_rows)
+        if sequence.records is not None:
+            sequence.records.have_landmarks(first, sequence.tree.num_rows)
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """Make the first ``num_rows`` rows of ``source`` the rows of the empty sequence ``slot``.
 
-        They share whole blocks; the rows behind these are copied.
+        They share whole blocks and landmarks; the rows behind these are copied.
 
         Raises: ModelError if they are no chain in ``source``, ``slot`` is not empty or one of the two is not open;
             CapacityError if ``slot`` has no room for them. Nothing has changed then.
@@ -201,13 +213,13 @@ class KVCache:
         try:
             self._share(origin, target, first)
             self._append(target, num_rows - first)
+            if target.records is not None and origin.records is not None:
+                target.records.copy(origin.records, num_rows)
         except CapacityError:
             target.tree.truncate(0)
             raise
         for span in origin.spans(first, num_rows):
             target.write(first, num_rows, [run[:, :, :, span.inside] for run in span.runs])
-        if target.records is not None and origin.records is not None:
-            target.records.copy(origin.records, num_rows)
 
     def read_rows(self, slot: int) -> Any:
         """Return a copy of the rows of a chain, as a buffer with just their room.
@@ -242,12 +254,17 @@ class KVCache:
             written.restore(num_rows)
             target.records.copy(written, num_rows)
 
-    def read_part(self, slot: int, first: int, end: int) -> Any:
-        """Return a copy of some rows of a chain, of a cache without records: that of `KVLayout.runs` for these alone.
+    def part_bytes(self, part: RowsPart) -> int:
+        """Return the size of what `read_part` gives."""
+        of_records = 0 if self._records is None else self._records.part_bytes(part)
+        return (part.end - part.first) * self._kv_bytes + of_records
 
-        Raises: ModelError if the rows are no chain, or the slot is not open.
+    def read_part(self, slot: int, part: RowsPart) -> Any:
+        """Return a copy of some rows of a chain, uint8: that of `KVLayout.runs` for these alone, and their records.
+
+        Raises: ModelError if the rows are no chain, or the slot is not open, or the text has nothing to go on from.
         """
-        held = self[slot]
+        held, (first, end, _) = self[slot], part
         if not 0 <= first < end <= held.tree.num_prefix_rows:
             raise ModelError(
                 f"rows {first} to {end} of slot {slot} were to be read; its first {held.tree.num_prefix_rows} rows are"
@@ -255,17 +272,22 @@ class KVCache:
             )
         rows = self.layout.make((end - first) * self.layout.row_elements)
         held.read(first, end, self.layout.runs(rows, end - first))
-        return rows
+        of_records = [] if held.records is None else held.records.read_part(part)
+        return (
+            np.concatenate([one.view(np.uint8) for one in (rows, *of_records)]) if of_records else rows.view(np.uint8)
+        )
 
-    def append_part(self, slot: int, rows: Any, num_rows: int) -> None:
+    def append_part(self, slot: int, part: RowsPart, taken: Any, num_rows: int) -> None:
         """Put the first ``num_rows`` rows of what `read_part` gave behind the chain that a sequence holds.
 
-        Raises: CapacityError if they do not fit; nothing has changed then.
+        Raises: CapacityError if they do not fit.
         """
-        target, num_read = self[slot], rows.nbytes // self.row_bytes
-        first = target.tree.num_rows
+        target, num_read = self[slot], part.end - part.first
         self._append(target, num_rows)
-        target.write(first, first + num_rows, self.layout.runs(rows, num_read))
+        rows = taken[: num_read * self._kv_bytes].view(self.layout.dtype)
+        target.write(part.first, part.first + num_rows, self.layout.runs(rows, num_read))
+        if target.records is not None:
+            target.records.append_part(part, taken[num_read * self._kv_bytes :].view(np.int32), num_rows)
 
     def _append(self, sequence: SequenceRows, num_rows: int) -> None:
         """Add rows to a chain, and memory for them. Raises: CapacityError; nothing has changed then."""

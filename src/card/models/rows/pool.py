@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 
 import numpy as np
 
 from card.errors import CapacityError, ModelError, SettingsError
 from card.models.protocol import LanguageModel, LengthDependent, Sharing, Stateful
-from card.models.rows.pool_entries import MIN_SHARED_TOKENS, Entries, Entry, common_length
+from card.models.rows.pool_entries import MIN_SHARED_TOKENS, Entries, Entry, Opened, PoolStats, common_length
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.row_tree import IntArray
 
@@ -17,28 +17,6 @@ BLOCK_ROWS = 32  # rows are counted in blocks of this many
 MAX_RETAINED = 128  # keeps the search for a shared text well below a millisecond
 WORTH_SHRINKING = 2  # a finished sequence moves to a smaller place if that is at most 1 / this of what it has
 MAX_EXCESS = 2  # a retained sequence is taken over as it is only if it has at most this many times the rows needed
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A sequence for a new text: its slot, and how many of the text's tokens have their rows already."""
-
-    slot: int
-    num_reused: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """Contents of a pool now, and the number of texts found in it since it was made."""
-
-    queries: int  # calls of open
-    hits: int  # of these, how many reused rows
-    reused_tokens: int
-    read_tokens: int  # of these, how many came from files
-    used_bytes: int  # running and retained sequences
-    retained_bytes: int  # of these, what only retained sequences use
-    num_open: int  # running sequences
-    num_retained: int
 
 
 class SequencePool:
@@ -102,15 +80,24 @@ class SequencePool:
         """Return whether a sequence of so many rows fits if it is alone."""
         return num_rows <= self._model.max_rows and self._bytes(self._round(num_rows)) <= self._max_bytes
 
-    def has_room(self, num_rows: int, *, without: int | None = None) -> bool:
+    def has_room(
+        self, num_rows: int, token_ids: Sequence[int] = (), *, text_len: int = 0, without: int | None = None
+    ) -> bool:
         """Return whether a sequence of so many rows fits beside the running ones; retained ones give way.
 
         Args:
+            token_ids: the text so far, as for `open`: what it shares with a running one takes no more memory.
+            text_len: as for `open`.
             without: slot of a running one that would give way too.
         """
         others = {slot: entry for slot, entry in self._running.items() if slot != without}
-        free_bytes = self._max_bytes - self._bytes_of(others)
-        return self.can_ever_hold(num_rows) and self._bytes(self._round(num_rows)) <= free_bytes
+        free_bytes, num_rounded = self._max_bytes - self._bytes_of(others), self._round(num_rows)
+        if not self.can_ever_hold(num_rows) or self._bytes(num_rounded) <= free_bytes or self._sharing is None:
+            return self.can_ever_hold(num_rows) and self._bytes(num_rounded) <= free_bytes
+        is_long, text = self._is_long(max(len(token_ids), text_len)), self._sharable(token_ids, num_rows)
+        alike = (one for one in others.values() if one.is_long == is_long)
+        shared = max((self._lendable(one, common_length(one.text, text)) for one in alike), default=0)
+        return self._new_bytes(num_rounded, shared) <= free_bytes
 
     def open(self, token_ids: Sequence[int], num_rows: int, *, text_len: int = 0) -> Opened:
         """Start a sequence for a text, with room for ``num_rows`` rows in all.
@@ -125,16 +112,15 @@ class SequencePool:
         Raises: CapacityError if there is no room; nothing has changed then, unless it is the device that has no
             memory: then all retained sequences are gone.
         """
-        if not self.has_room(num_rows):
+        if not self.has_room(num_rows, token_ids, text_len=text_len):
             raise CapacityError(
                 f"{num_rows} KV rows do not fit: a sequence has at most {self._model.max_rows} rows, and"
                 f" {self._bytes_of(self._running)} of {self._max_bytes} bytes are in use; wait for a sequence to end,"
                 " or allow more KV memory"
             )
-        most = max(0, min(len(token_ids) - 1, num_rows))
         is_long = self._is_long(max(len(token_ids), text_len))
         with self._entries.moving():
-            opened = self._open(np.asarray(token_ids, np.int64)[:most], self._round(num_rows), is_long)
+            opened = self._open(self._sharable(token_ids, num_rows), self._round(num_rows), is_long)
         self._queries += 1
         self._hits += opened.num_reused > 0
         self._reused_tokens += opened.num_reused
@@ -198,10 +184,12 @@ class SequencePool:
         Raises: CapacityError if there is no room, ModelError if the sequence is not running; nothing has changed then.
         """
         entry, num_rows = self._running_entry(slot, ()), self._round(num_rows)
+        num_bytes = self._bytes_of(self._running) + self._bytes(num_rows) - self._bytes(entry.num_rows)
         with self._entries.moving():
             del self._running[slot]
             try:
-                entry.slot = self._make_slot(num_rows, entry.is_long, spared=None)
+                num_bytes -= self._bytes_of(self._running)  # what it shares with others it will share again
+                entry.slot = self._make_slot(num_rows, entry.is_long, spared=None, num_bytes=num_bytes)
             except CapacityError:
                 self._running[slot] = entry
                 raise
@@ -299,12 +287,15 @@ class SequencePool:
         if self._prefixes is not None and source is not None:
             self._prefixes.note_shared(text[:num_shared], is_long=is_long)
         try:
-            slot = self._make_slot(num_rows, is_long, spared=source, num_shared=num_shared)
+            num_bytes = self._new_bytes(num_rows, num_shared)
+            slot = self._make_slot(num_rows, is_long, spared=source, num_bytes=num_bytes)
         except CapacityError:
             if source is None or source.slot not in self._retained:
                 raise
             if self._sharing is not None:
-                return self._take_rows(source, num_shared, num_rows)
+                with suppress(CapacityError):
+                    return self._take_rows(source, num_shared, num_rows)
+                return self._open(text, num_rows, is_long)  # a running one may share enough
             if not num_rows <= source.num_rows <= MAX_EXCESS * num_rows:
                 self._drop(source)
                 return self._open(text, num_rows, is_long)
@@ -333,7 +324,10 @@ class SequencePool:
         """Start a sequence with rows from a file, if one holds more of the text than memory does; None if not."""
         _, num_held = self._entries.find(text, is_long, self._lendable)
         while (found := prefixes.find(text, is_long=is_long, num_held=num_held)) is not None:
-            slot = self._make_slot(num_rows, is_long, spared=None)
+            try:
+                slot = self._make_slot(num_rows, is_long, spared=None)
+            except CapacityError:
+                return None  # there may be room for what memory holds
             if prefixes.read(found[0], slot, found[1]):
                 self._running[slot] = Entry(slot, num_rows, text[: found[1]].copy(), is_long)
                 self._read_tokens += found[1]
@@ -341,9 +335,13 @@ class SequencePool:
             self._model.close(slot)  # a damaged file is not found again
         return None
 
-    def _make_slot(self, num_rows: int, is_long: bool, spared: Entry | None, num_shared: int = 0) -> int:
-        """Open a slot, dropping retained sequences other than ``spared``, whose rows it shares, until there is room."""
-        num_bytes = self._new_bytes(num_rows, num_shared)
+    def _make_slot(self, num_rows: int, is_long: bool, spared: Entry | None, num_bytes: int | None = None) -> int:
+        """Open a slot, dropping retained sequences other than ``spared``, until there is room.
+
+        Args:
+            num_bytes: memory that it takes; None: that of all its rows, as it will share none.
+        """
+        num_bytes = self._bytes(num_rows) if num_bytes is None else num_bytes
         is_retained = spared is not None and spared.slot in self._retained
         kept_bytes = self._bytes_of(self._running, {spared.slot: spared} if spared is not None and is_retained else {})
         if kept_bytes + num_bytes > self._max_bytes:
@@ -369,6 +367,10 @@ class SequencePool:
     def _drop(self, retained: Entry) -> None:
         del self._retained[retained.slot]
         self._model.close(retained.slot)
+
+    def _sharable(self, token_ids: Sequence[int], num_rows: int) -> IntArray:
+        """Return what others' rows may be reused for: at least the last token of a text is computed."""
+        return np.asarray(token_ids, np.int64)[: max(0, min(len(token_ids) - 1, num_rows))]
 
     def _lendable(self, entry: Entry, num_rows: int) -> int:
         """Return how many of the first rows can be copied: those of a state are up to a place where it was kept."""

@@ -1,4 +1,4 @@
-"""Contents of a `SequencePool`: its sequences, the texts that their rows hold, and the search among them."""
+"""Contents of a `SequencePool`: its sequences, the texts that their rows hold, the search among them, and counts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,28 @@ class Entry:
     is_told: bool = False  # that it may leave soon
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A sequence for a new text: its slot, and how many of the text's tokens have their rows already."""
+
+    slot: int
+    num_reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Contents of a pool now, and the number of texts found in it since it was made."""
+
+    queries: int  # calls of open
+    hits: int  # of these, how many reused rows
+    reused_tokens: int
+    read_tokens: int  # of these, how many came from files
+    used_bytes: int  # running and retained sequences
+    retained_bytes: int  # of these, what only retained sequences use
+    num_open: int  # running sequences
+    num_retained: int
+
+
 class Entries:
     """The sequences of a pool. The thread of its model changes them; another one may look for rows meanwhile."""
 
@@ -39,12 +61,9 @@ class Entries:
         finally:
             self.version += 1
 
-    def holder(self, text: IntArray, *, is_long: bool) -> int | None:
-        """Return the slot of a sequence whose first rows are those of a text; None if there is none."""
-        for entry in [*list(self.running.values()), *list(self.retained.values())]:
-            if entry.is_long == is_long and common_length(entry.text, text) == len(text):
-                return entry.slot
-        return None
+    def listed(self, *, with_running: bool) -> list[Entry]:
+        """Return the retained sequences, behind the running ones if these are wanted, for another thread."""
+        return [*(list(self.running.values()) if with_running else ()), *list(self.retained.values())]
 
     def find(self, text: IntArray, is_long: bool, lendable: Callable[[Entry, int], int]) -> tuple[Entry | None, int]:
         """Return the sequence that shares the longest beginning with ``text``, and how many tokens that is.

@@ -7,21 +7,24 @@ whether the pool has moved any meanwhile. If so, it copies the block again. So i
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
 import sys
 import threading
 import time
-
-import numpy as np
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from card.errors import ModelError
-from card.models.protocol import Divisible
-from card.models.rows.pool_entries import Entries
-from card.models.rows.prefix_files import BLOCK_ROWS, KeptBeginning, PrefixFiles
+from card.models.protocol import Divisible, Stateful
+from card.models.rows.parts import RowsPart
+from card.models.rows.pool_entries import Entries, common_length
+from card.models.rows.prefix_files import KeptBeginning, PrefixFiles, parts_of
 from card.models.rows.row_tree import IntArray
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 SHARED_TOKENS = 256  # a beginning that two texts have in common is kept from this length on
@@ -29,7 +32,7 @@ LONG_TOKENS = 1024  # and any other one from this length on, before its rows are
 WORTH_READING = 64  # tokens more than memory holds, from which on a file is read
 _GROWTH = 1.25  # a beginning is written if it is so much longer than what files hold of it
 _MOST_JOBS = 32  # that wait; later ones are dropped
-_CLOSE_S = 5.0  # for what is written at the end
+CLOSE_S = 5.0  # for what is written at the end
 _REST_S = 600.0  # after the disk was full
 _LOOK_S = 0.001  # until the pool has moved its rows
 _LOWEST = 19  # priority of a thread
@@ -40,6 +43,7 @@ class PrefixCache:
 
     def __init__(self, model: Divisible, files: PrefixFiles) -> None:
         self._model, self._files = model, files
+        self._has_states = isinstance(model, Stateful)  # which passes change, so that only what is retained stays
         self._source: Entries | None = None
         self._jobs: queue.Queue[tuple[IntArray, bool] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -59,7 +63,7 @@ class PrefixCache:
 
         Returns: whether it worked; if not, some rows may be there.
         """
-        return self._files.read(kept, num_rows, lambda block, count: self._model.append_part(slot, block, count))
+        return self._files.read(kept, num_rows, functools.partial(self._model.append_part, slot))
 
     def note_shared(self, text: IntArray, *, is_long: bool) -> None:
         """Say that two texts have a beginning in common."""
@@ -78,9 +82,9 @@ class PrefixCache:
                 self.note_leaving(entry.text, is_long=entry.is_long)
         if self._thread is not None:
             self._jobs.put(None)
-            self._thread.join(_CLOSE_S)
+            self._thread.join(CLOSE_S)
             self._is_ending = True
-            self._thread.join(_CLOSE_S)  # it ends with its block; a disk that hangs holds up no end of the process
+            self._thread.join(CLOSE_S)  # it ends with its block; a disk that hangs holds up no end of the process
             self._thread = None
 
     def _ask(self, text: IntArray, is_long: bool) -> None:
@@ -120,33 +124,49 @@ class PrefixCache:
         """Write the rows of a text, unless files hold most of it or its rows are gone. Raises: OSError."""
         if time.monotonic() < self._rests_until:
             return
-        found = self._files.find(text, is_long=is_long)
-        if found is not None and _GROWTH * found[1] > len(text):
-            return
-        with contextlib.suppress(_Gone), self._files.written(text, is_long=is_long) as add:
-            if add is not None:
-                for first in range(0, len(text), BLOCK_ROWS):
-                    add(self._block(text, is_long, first))
+        with contextlib.suppress(_Gone):
+            text = text[: self._settled(functools.partial(self._num_separable, text, is_long))]
+            found = self._files.find(text, is_long=is_long)
+            if len(text) < SHARED_TOKENS or (found is not None and _GROWTH * found[1] > len(text)):
+                return
+            with self._files.written(text, is_long=is_long) as add:
+                for part in parts_of(len(text)) if add is not None else ():
+                    add(self._settled(functools.partial(self._part, text, is_long, part)))
 
-    def _block(self, text: IntArray, is_long: bool, first: int) -> memoryview:
-        """Return a copy of rows of a text, as bytes. Raises: _Gone if no sequence holds them any more."""
+    def _settled(self, look: Callable[[], T]) -> T:
+        """Return what a look at the pool gives that nothing has moved in meanwhile. Raises: _Gone."""
         assert self._source is not None
         while not self._is_ending:
             version = self._source.version
-            if version % 2:
-                time.sleep(_LOOK_S)
-                continue
-            slot = self._source.holder(text, is_long=is_long)
-            if slot is None:
-                break
-            try:
-                rows = self._model.read_part(slot, first, min(first + BLOCK_ROWS, len(text)))
-            except ModelError:  # they were moved at this moment
-                rows = None
-            if rows is not None and self._source.version == version:
-                return rows.view(np.uint8).data
+            if version % 2 == 0:
+                try:
+                    seen = look()
+                except (_Gone, ModelError):  # perhaps because rows were moved at this moment
+                    if self._source.version == version:
+                        break
+                else:
+                    if self._source.version == version:
+                        return seen
             time.sleep(_LOOK_S)
         raise _Gone
+
+    def _num_separable(self, text: IntArray, is_long: bool) -> int:
+        """Return how much of a text a file can hold now; see `Divisible.separable_rows`."""
+        return max((count for _, count in self._holders(text, is_long)), default=0)
+
+    def _part(self, text: IntArray, is_long: bool, part: RowsPart) -> memoryview:
+        """Return a copy of rows of a text, as bytes. Raises: _Gone if no sequence holds them any more; ModelError."""
+        for slot, count in self._holders(text, is_long):
+            if count == len(text):
+                return self._model.read_part(slot, part).data
+        raise _Gone
+
+    def _holders(self, text: IntArray, is_long: bool) -> Iterator[tuple[int, int]]:
+        """Yield the slots that hold the beginning of a text, and how much of it a file can take from them."""
+        assert self._source is not None
+        for entry in self._source.listed(with_running=not self._has_states):
+            if entry.is_long == is_long and (count := common_length(entry.text, text)) >= SHARED_TOKENS:
+                yield entry.slot, self._model.separable_rows(entry.slot, count)
 
 
 class _Gone(Exception):

@@ -1,6 +1,6 @@
 """KV rows of beginnings of texts in files: one file each, bounded in bytes, shared by processes.
 
-A file has a head (see `_Head`), the tokens, a checksum of both, and then the rows in blocks, each with a checksum that
+A file has a head (see `_Head`), the tokens, a checksum of both, and then the rows in parts, each with a checksum that
 starts from the one before it in the file's order. So a file that was cut off, changed or put together is noticed.
 
 Files of one identity (model and code) lie in a folder of their own. They are written under another name and renamed, so
@@ -27,15 +27,16 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from card.machine.folders import make_private, opened, why_unsafe
+from card.models.rows.parts import PartForm, RowsPart
 from card.models.rows.pool_entries import common_length
 from card.models.rows.row_tree import IntArray
 
 logger = logging.getLogger(__name__)
 
-BLOCK_ROWS = 32  # rows of a block, but for the last one
+BLOCK_ROWS = 32  # rows of a part, but for the last one
 SPARE_BYTES = 1 << 30  # left free on the disk
 _MAGIC = b"cardrows"
-_HEAD = struct.Struct("<8s32sIIQ")
+_HEAD = struct.Struct("<8s32sII")
 _CHECK = struct.Struct("<I")
 _MOST_TOKENS = 1 << 26  # of a head that can be believed
 _SUFFIX, _PART = ".rows", ".part"
@@ -52,7 +53,6 @@ class _Head(NamedTuple):
     identity: bytes
     num_tokens: int
     is_long: int  # the rows are those of a text beyond `switch_len`
-    row_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,15 +68,16 @@ class KeptBeginning:
 class PrefixFiles:
     """The files of one model below a folder that other models, and other processes, may share."""
 
-    def __init__(self, root: Path, identity: bytes, *, row_bytes: int, most_bytes: int) -> None:
+    def __init__(self, root: Path, identity: bytes, form: PartForm, *, most_bytes: int) -> None:
         """Use a folder.
 
         Args:
             identity: 32 bytes that only this model and this code have.
+            form: that of the model's rows.
             most_bytes: of the files of all models below ``root``.
         Raises: OSError if the folder cannot be made or read, PermissionError if other users can write to it.
         """
-        self._root, self._identity, self._row_bytes, self._most_bytes = root, identity, row_bytes, most_bytes
+        self._root, self._identity, self._form, self._most_bytes = root, identity, form, most_bytes
         self._folder = root / identity.hex()[:32]
         if (why := why_unsafe(self._folder)) is not None:
             raise PermissionError(errno.EACCES, why)
@@ -88,11 +89,11 @@ class PrefixFiles:
 
     def num_bytes(self, num_tokens: int) -> int:
         """Return the size of the file of a beginning."""
-        num_blocks = -(-num_tokens // BLOCK_ROWS)
-        return _rows_start(num_tokens) + num_tokens * self._row_bytes + num_blocks * _CHECK.size
+        of_parts = sum(self._form.part_bytes(part) + _CHECK.size for part in parts_of(num_tokens))
+        return _rows_start(num_tokens) + of_parts
 
     def find(self, text: IntArray, *, is_long: bool, more_than: int = 0) -> tuple[KeptBeginning, int] | None:
-        """Return the file that shares the longest beginning with a text, and how many tokens that is.
+        """Return the file that has most for the beginning of a text, and for how many tokens.
 
         Args:
             more_than: fewer tokens than one more are of no use; None is returned then.
@@ -101,25 +102,26 @@ class PrefixFiles:
         best, most = None, more_than
         for one in list(self._index.values()):
             if one.is_long == is_long and min(len(one.text), len(text)) > most and one.text[most] == text[most]:
-                count = common_length(one.text, text)
+                count = self._form.usable_rows(common_length(one.text, text), len(one.text))
                 if count > most:
                     best, most = one, count
         return None if best is None else (best, most)
 
-    def read(self, one: KeptBeginning, num_rows: int, take: Callable[[bytes, int], None]) -> bool:
+    def read(self, one: KeptBeginning, num_rows: int, take: Callable[[RowsPart, bytes, int], None]) -> bool:
         """Read the first rows of a file.
 
         Args:
-            take: gets a block, and how many of its first rows are wanted.
+            take: gets which rows a part has, their bytes, and how many of the first ones are wanted.
         Returns: whether all were read. If not, the file is not used any more, and what was taken is to be dropped.
         """
         try:
             with opened(one.path) as stream:
                 stream.seek(_rows_start(len(one.text)))
                 check = one.check
-                for first in range(0, num_rows, BLOCK_ROWS):
-                    block, check = self._block(stream, len(one.text), first, check)
-                    take(block, min(BLOCK_ROWS, num_rows - first))
+                for part in parts_of(len(one.text)):
+                    if part.first < num_rows:
+                        taken, check = self._part(stream, part, check)
+                        take(part, taken, min(part.end, num_rows) - part.first)
         except FileNotFoundError:  # another process has made room
             self._forget(one)
             return False
@@ -132,7 +134,7 @@ class PrefixFiles:
 
     @contextlib.contextmanager
     def written(self, text: IntArray, *, is_long: bool) -> Iterator[Callable[[memoryview], None] | None]:
-        """Give what takes the blocks of a new file, one after the other; None if it has no room.
+        """Give what takes the parts of a new file, see `parts_of`, one after the other; None if it has no room.
 
         The file is there at the end of the block, and the shorter ones that it makes useless are gone. If the block
         raises, nothing is left.
@@ -145,7 +147,7 @@ class PrefixFiles:
             return
         make_private(self._folder)
         self._make_room(num_bytes)
-        head = _HEAD.pack(*_Head(_MAGIC, self._identity, len(text), int(is_long), self._row_bytes))
+        head = _HEAD.pack(*_Head(_MAGIC, self._identity, len(text), int(is_long)))
         head += text.astype("<i4").tobytes()
         check = zlib.crc32(head)
         path = self._folder / (hashlib.blake2b(head, digest_size=16).hexdigest() + _SUFFIX)
@@ -155,10 +157,10 @@ class PrefixFiles:
                 stream.write(head + _CHECK.pack(check))
                 running = check
 
-                def add(block: memoryview) -> None:
+                def add(part: memoryview) -> None:
                     nonlocal running
-                    running = zlib.crc32(block, running)
-                    stream.write(block)
+                    running = zlib.crc32(part, running)
+                    stream.write(part)
                     stream.write(_CHECK.pack(running))
 
                 yield add
@@ -171,21 +173,22 @@ class PrefixFiles:
         self._aside.pop(path.name, None)
         self._index[path.name] = new
         for old in list(self._index.values()):
-            if old is not new and old.is_long == is_long and common_length(old.text, text) == len(old.text):
+            num_common = self._form.usable_rows(common_length(old.text, text), len(text))
+            if old is not new and old.is_long == is_long and num_common == len(old.text):
                 self._forget(old)
                 with contextlib.suppress(OSError):
                     old.path.unlink()
 
-    def _block(self, stream: BinaryIO, num_tokens: int, first: int, check: int) -> tuple[bytes, int]:
-        """Return the next block of a file, and its checksum. Raises: _Damaged, OSError."""
-        size = min(BLOCK_ROWS, num_tokens - first) * self._row_bytes
-        block, stored = stream.read(size), stream.read(_CHECK.size)
-        if len(block) < size or len(stored) < _CHECK.size:
+    def _part(self, stream: BinaryIO, part: RowsPart, check: int) -> tuple[bytes, int]:
+        """Return the next part of a file, and its checksum. Raises: _Damaged, OSError."""
+        size = self._form.part_bytes(part)
+        taken, stored = stream.read(size), stream.read(_CHECK.size)
+        if len(taken) < size or len(stored) < _CHECK.size:
             raise _Damaged("it is cut off")
-        found = zlib.crc32(block, check)
+        found = zlib.crc32(taken, check)
         if _CHECK.unpack(stored)[0] != found:
-            raise _Damaged(f"it is damaged at row {first} or soon after")
-        return block, found
+            raise _Damaged(f"it is damaged at row {part.first} or soon after")
+        return taken, found
 
     def _refresh(self) -> None:
         """Look at the files again if some came or went: other processes write to the folder, too."""
@@ -226,7 +229,7 @@ class PrefixFiles:
         check = zlib.crc32(raw + tokens)
         if len(stored) < _CHECK.size or _CHECK.unpack(stored)[0] != check:
             raise _Damaged("it is damaged at its beginning")
-        if head.identity != self._identity or head.row_bytes != self._row_bytes:
+        if head.identity != self._identity:
             raise _Damaged("it is of another model, or of other code")
         if size != self.num_bytes(head.num_tokens):
             raise _Damaged(f"it has {size} bytes, and {self.num_bytes(head.num_tokens)} are expected")
@@ -261,6 +264,12 @@ class PrefixFiles:
             total, free = total - sizes[path], free + sizes[path]
         if num_bytes > free:
             raise OSError(errno.ENOSPC, f"the disk has no room for {num_bytes} bytes and {SPARE_BYTES} besides")
+
+
+def parts_of(num_tokens: int) -> Iterator[RowsPart]:
+    """Yield the parts that the rows of a text have in its file."""
+    for first in range(0, num_tokens, BLOCK_ROWS):
+        yield RowsPart(first, min(first + BLOCK_ROWS, num_tokens), first + BLOCK_ROWS >= num_tokens)
 
 
 def _rows_start(num_tokens: int) -> int:

@@ -1,0 +1,91 @@
+"""Coding agents with Qwen2.5-Coder on `card serve`: the model may fail at its work, the server never does.
+
+It needs the files that `make test-weights` fetches. A model of 1.5 B writes poor calls, so each test prints what came
+of the work, and what it checks is the server's part: every request was answered in full.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agents.test_agents import FOLDER, PROGRAMS, WRONG, documented, repository
+from tests.server.running import Command, command
+
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(7200)]
+
+__all__ = ["repository"]
+WEIGHTS = Path(os.environ.get("CARD_WEIGHTS", "build/weights")).absolute()
+PAIR = [WEIGHTS / "qwen-1.5b.gguf", WEIGHTS / "qwen-0.5b.gguf"]
+TASK = "List the files. Then mend calc.py so that `python3 test_calc.py` passes, and run that command."
+# Of a whole agent: it reads thousands of tokens first, and a model of this size may never come to an end.
+WORK_S = float(os.environ.get("CARD_AGENT_S", "1500"))
+LEFT = 499  # status of a request whose client went away
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    if missing := [file.name for file in PAIR if not file.is_file()]:
+        pytest.skip(f"{WEIGHTS} has no {' and no '.join(missing)}; run make test-weights, or set CARD_WEIGHTS")
+    target, draft = map(str, PAIR)
+    with command(tmp_path_factory.mktemp("server"), target, "--draft", draft) as running:
+        yield running
+
+
+def work(server: Command, repository: Path, script: str, path: str) -> None:
+    """Let an agent work by a script of the shell; check the server's part, and print what came of the work."""
+    home, num_before = repository.parent / "home", len(server.logged())
+    home.mkdir(exist_ok=True)
+    env = {"PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}", "HOME": str(home), "LANG": "C.UTF-8"}
+    has_ended = True
+    try:
+        done = subprocess.run(
+            ["timeout", str(WORK_S), "bash", "-ec", script],
+            cwd=repository,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=WORK_S + 60,
+            check=False,
+        )
+        printed, has_ended = done.stdout, done.returncode != 124
+    except subprocess.TimeoutExpired as error:
+        printed, has_ended = str(error.stdout), False
+    asked = [line for line in server.logged()[num_before:] if line["event"] == "request" and line["path"] == path]
+    fixed = (
+        subprocess.run(["python3", "test_calc.py"], cwd=repository, capture_output=True, check=False).returncode == 0
+    )
+    told = {
+        "requests": len(asked),
+        "ended by itself": has_ended,
+        "changed calc.py": (repository / "calc.py").read_text("utf-8") != WRONG,
+        "its test passes": fixed,
+    }
+    print(json.dumps(told), printed[-2000:], sep="\n")
+    assert asked, printed
+    statuses = [line["status"] for line in asked]
+    assert set(statuses) <= ({200} if has_ended else {200, LEFT}), (statuses, printed)
+
+
+def test_opencode_is_answered(server: Command, repository: Path) -> None:
+    config = json.loads(documented("opencode", server)) | {"permission": {"bash": "allow"}, "autoupdate": False}
+    (repository / "opencode.json").write_text(json.dumps(config), "utf-8")
+    work(server, repository, f"opencode run '{TASK}'", "/v1/chat/completions")
+
+
+def test_aider_is_answered(server: Command, repository: Path) -> None:
+    script = documented("aider", server).rstrip()
+    quiet = "--yes-always --no-check-update --analytics-disable --no-show-model-warnings --no-gitignore"
+    said = f"--edit-format diff --test-cmd 'python3 test_calc.py' --auto-test --message '{TASK}' calc.py"
+    work(server, repository, f"{script} {quiet} {said}", "/v1/chat/completions")
+
+
+def test_anthropics_client_is_answered(server: Command, repository: Path) -> None:
+    work(server, repository, f"python '{FOLDER / 'anthropic_client.py'}' {server.url} '{TASK}'", "/v1/messages")
