@@ -139,7 +139,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", *PAIR, "--cores", "a,b", "hi"], "core numbers such as 0 or 0,1"),
         (["generate", *PAIR, "--cores", "9999", "hi"], "cores must be among"),
         (["generate", *PAIR, "--draft-vocab", "0", "hi"], "--draft-vocab must be a whole number of 1 or more, got 0"),
-        (["generate", *PAIR, "--draft-vocab", "9999", "hi"], "--draft-vocab must be below 299, the number of tokens"),
+        (["generate", *PAIR, "--draft-vocab", "9999", "hi"], "--draft-vocab must be 1 to 299, the number of tokens"),
         (["generate", *PAIR, "--draft-vocab", "many", "hi"], "'many' is not a valid integer"),
         (["generate", *PAIR, "--method", "vanilla", "--draft-vocab", "9", "hi"], " would do nothing"),
         (["generate", *PAIR, "--target-cost", "nonsense", "hi"], "nonsense"),

@@ -29,6 +29,7 @@ from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
 from card.models.block_loading import StateDrafter, load_state_drafter, needs_states
+from card.models.drafter_facts import pass_bytes
 from card.models.facts import about_row_bytes, context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
@@ -70,6 +71,7 @@ class Loaded:
     target_cost: str | None
     could_run_int8: bool
     has_same_bits: bool  # candidates beside a token do not change what follows it
+    pass_bytes: int  # of the target's weights that a pass reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def _read(target: Target, choice: Choice, facts: Facts) -> Loaded:
     plan = asked.plan(facts)
     model, tokenizer, settings = target.model, target.tokenizer, plan.settings
     target_cost, end_ids, has_int8 = price_in_words(model), end_token_ids(model, tokenizer), could_run_int8(model)
+    num_read = pass_bytes(model)
     stated = sampling_defaults(model) if settings.generation_config == "auto" else {}
     sizes = {"max_model_len": plan.max_model_len, "max_tree_rows": plan.target_tree_rows}
     runner = make_runner(model, **sizes, cuda_graphs=settings.cuda_graphs)
@@ -174,6 +177,7 @@ def _read(target: Target, choice: Choice, facts: Facts) -> Loaded:
         target_cost=target_cost,
         could_run_int8=has_int8,
         has_same_bits=has_same_bits(model),
+        pass_bytes=num_read,
     )
 
 
@@ -249,6 +253,7 @@ def _drafter_of(loaded: Loaded, measured: Measured) -> Drafter | None:
         measures=not measured.latencies.knows_drafter,
         leases=asked.leases,
         target=loaded.runner,
+        target_bytes=loaded.pass_bytes,
     )
     drafter = make_drafter(plan, source)
     measured.latencies.ask(drafter)

@@ -33,7 +33,8 @@ from card.machine.memory import give_back_memory
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.block_loading import load_state_drafter
-from card.models.draft_vocab import BLOCK_TOKENS, always_drafted, drafted_ids, kept_ids, restrict_head
+from card.models.draft_vocab import always_drafted, drafted_ids, kept_ids, restrict_head, usual_ids
+from card.models.drafter_facts import gains_by_trimming, pass_bytes
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
@@ -65,6 +66,7 @@ class DraftSource:
     leases: Leases | None = None  # of a pool, which has the models
     integer_threads: int | None = None  # of integer passes in the target's thread; None: as many as that has
     target: RowRunner | None = None  # gives its hidden states to a drafter that reads them; None: there are none
+    target_bytes: int | None = None  # of weights that its pass reads, see `gains_by_trimming`; None: they are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +155,22 @@ def tell_ahead(child: DrafterChild, settings: EngineSettings) -> None:
 
 
 def proposed_ids(
-    model: str | LoadedModel | None, tokenizer: Tokenizer | None, vocab_size: int, num_tokens: int | None
+    model: str | LoadedModel | None, tokenizer: Tokenizer | None, num_tokens: int | None
 ) -> tuple[int, ...] | None:
     """Return the tokens that a draft model proposes; None for all.
 
     Args:
-        tokenizer, vocab_size: of the target.
-        num_tokens: that are asked for; None: as many as is usual for its kind.
+        tokenizer: of the target.
+        num_tokens: that are asked for; None: those of a block's own file, all of a head with tokens of its own, or else
+            `usual_ids`.
     """
-    if num_tokens is None and isinstance(model, DraftBlock):
-        if (known := kept_ids(model)) is not None:
-            more = () if tokenizer is None else always_drafted(tokenizer)
-            return tuple(sorted({*known.tolist(), *more}))
-        num_tokens = BLOCK_TOKENS if vocab_size >= 2 * BLOCK_TOKENS else None
-    return None if num_tokens is None else drafted_ids(tokenizer, num_tokens)
+    if num_tokens is not None:
+        return drafted_ids(tokenizer, num_tokens)
+    if isinstance(model, DraftBlock) and (known := kept_ids(model)) is not None:
+        more = () if tokenizer is None else always_drafted(tokenizer)
+        return tuple(sorted({*known.tolist(), *more}))
+    has_own = isinstance(model, DecoderModel) and model.output_ids is not None
+    return None if tokenizer is None or has_own else usual_ids(tokenizer)
 
 
 def load_likely(likely: LikelyModel) -> LoadedModel | None:
@@ -197,7 +201,7 @@ def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None 
     use_threads(threads, in_integers=False)
     whole = loaded or _load(draft)
     use_threads(threads, in_integers=is_exact(whole))
-    model = restricted(whole, draft.drafted_ids)
+    model = restricted(whole, draft.drafted_ids, draft.target_bytes)
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = plain_runner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)
@@ -232,7 +236,7 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
     draft = _draft_model(plan, source)
     assert source.model is not None
     whole = _load(draft) if isinstance(source.model, str) else source.model
-    model = restricted(whole, draft.drafted_ids)
+    model = restricted(whole, draft.drafted_ids, draft.target_bytes)
     graphs = plan.settings.cuda_graphs
     lane = _lane_on(model.device, graphs=graphs)
     with pinned(plan.cores.alone), lane.entered():
@@ -264,22 +268,36 @@ def _load(draft: DraftModel) -> LoadedModel:
     return load_decoder(draft.name, dtype=draft.dtype, device=draft.device, cache_dir=draft.cache_dir)
 
 
-def restricted(model: LoadedModel, ids: Iterable[int] | None) -> LoadedModel:
-    """Return the model with only the part of its head that proposes these tokens, or ends texts; None is all."""
-    return model if ids is None else restrict_head(model, {*ids, *end_token_ids(model)})
+def restricted(model: LoadedModel, ids: Iterable[int] | None, target_bytes: int | None = None) -> LoadedModel:
+    """Return the model with only the part of its head that proposes these tokens, or ends texts; None is all.
+
+    Args:
+        target_bytes: of a pass of the target, if the part must gain something; None: it was asked for.
+    """
+    if ids is None:
+        return model
+    part = restrict_head(model, {*ids, *end_token_ids(model)})
+    return part if target_bytes is None or gains_by_trimming(model, part, target_bytes) else model
 
 
-def load_state_draft(
-    name: str, target: LoadedModel, runner: RowRunner, tokenizer: Tokenizer, *, dtype: str
-) -> LoadedModel:
-    """Return a block or a head as it drafts for a loaded target; ``name`` and errors as of `load_state_drafter`."""
+def load_state_draft(name: str, target: LoadedModel, runner: RowRunner, *, dtype: str) -> LoadedModel:
+    """Return a block or a head for a loaded target; ``name`` and errors as of `load_state_drafter`."""
     head = target.lm_head.weight if isinstance(target, DecoderModel) else None
-    made = load_state_drafter(name, runner, dtype=dtype, cache_dir=None, head=head)
-    return restricted(made, proposed_ids(made, tokenizer, runner.vocab_size, None))
+    return load_state_drafter(name, runner, dtype=dtype, cache_dir=None, head=head)
+
+
+def as_it_drafts(
+    model: LoadedModel, target: LoadedModel, tokenizer: Tokenizer, num_tokens: int | None = None
+) -> LoadedModel:
+    """Return a draft model with the part of its head that drafts for a target; ``num_tokens`` as of `proposed_ids`."""
+    ids = proposed_ids(model, tokenizer, num_tokens)
+    return restricted(model, ids, pass_bytes(target) if num_tokens is None else None)
 
 
 def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
     settings = plan.settings
+    is_asked = settings.draft_vocab is not None
+    has_ids = is_asked or source.target_bytes is not None
     return DraftModel(
         name=source.model if isinstance(source.model, str) else "",
         dtype=settings.dtype_of_draft,
@@ -290,7 +308,8 @@ def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
         kv_cache_bytes=source.kv_cache_bytes,
         measuring_s=MEASURING_S if source.measures else 0.0,
         cache_dir=settings.weights_dir,
-        drafted_ids=proposed_ids(source.model, source.tokenizer, source.vocab_size, settings.draft_vocab),
+        drafted_ids=proposed_ids(source.model, source.tokenizer, settings.draft_vocab) if has_ids else None,
+        target_bytes=None if is_asked else source.target_bytes,
     )
 
 

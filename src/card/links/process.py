@@ -44,6 +44,7 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     measuring_s: float = MEASURING_S  # for measuring the cost of passes for the targets; 0: not measured
     cache_dir: str | None = None  # for converted weights, as in `load_model`
     drafted_ids: tuple[int, ...] | None = None  # the tokens that are proposed; None: all
+    target_bytes: int | None = None  # that its pass reads, if fewer tokens must gain something; None: in any case
     has_unknown_target: bool = False  # the target must be sent the tokenizer's fingerprint
 
     @classmethod

@@ -14,15 +14,13 @@ from typing import TypeVar
 import numpy as np
 
 from card.errors import SettingsError, named
-from card.kernels.number_types import Floats, empty
 from card.models.own.decoder_model import DecoderModel, LoadedModel
-from card.models.own.layers import Linear
 from card.models.rows.row_tree import IntArray
 from card.models.token_ranks import used_ids
 from card.text.tokenizer import Tokenizer
 
 _MARK = "head_ids"
-BLOCK_TOKENS = 32_768  # that a block proposes unless something else is asked for, where there are twice as many or more
+USUAL_TOKENS = 32_768  # that a draft model proposes by itself; see the README of the folder `classic`
 M = TypeVar("M", bound=LoadedModel)
 
 
@@ -37,19 +35,32 @@ def always_drafted(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def check_draft_vocab(num_tokens: int | None, tokenizer: Tokenizer) -> None:
-    """Check that so many tokens are a part of the vocabulary; None is all. Raises: SettingsError."""
-    if num_tokens is not None and num_tokens >= len(tokenizer):
+    """Check that there are so many tokens, if a number is asked for. Raises: SettingsError."""
+    if num_tokens is not None and num_tokens > len(tokenizer):
         raise SettingsError(
-            f"{named('draft_vocab')} must be below {len(tokenizer)}, the number of tokens there are, got {num_tokens}"
+            f"{named('draft_vocab')} must be 1 to {len(tokenizer)}, the number of tokens there are, got {num_tokens}"
         )
 
 
-def drafted_ids(tokenizer: Tokenizer | None, num_tokens: int) -> tuple[int, ...]:
-    """Return the ids of so many tokens and of `always_drafted`; without a tokenizer the first so many."""
+def drafted_ids(tokenizer: Tokenizer | None, num_tokens: int) -> tuple[int, ...] | None:
+    """Return the ids of so many tokens and of `always_drafted`; without a tokenizer the first so many. None: all."""
     if tokenizer is None:
         return tuple(range(num_tokens))
+    if num_tokens >= len(tokenizer):
+        return None
     used = first_used(tokenizer.get_vocab(), num_tokens)
     return tuple(sorted({*used, *always_drafted(tokenizer)}))
+
+
+def usual_ids(tokenizer: Tokenizer) -> tuple[int, ...] | None:
+    """Return the ids of the `USUAL_TOKENS` that texts use most, and of `always_drafted`.
+
+    None: texts use fewer tokens of this vocabulary, as far as they were counted, or it is hardly larger.
+    """
+    vocabulary = tokenizer.get_vocab()
+    if len(vocabulary) < 2 * USUAL_TOKENS or len(used := used_ids(vocabulary)) < USUAL_TOKENS:
+        return None
+    return tuple(sorted({*used[:USUAL_TOKENS], *always_drafted(tokenizer)}))
 
 
 def restrict_head(model: LoadedModel, ids: Iterable[int]) -> LoadedModel:
@@ -80,25 +91,13 @@ def kept_ids(model: LoadedModel) -> IntArray | None:
     return found
 
 
+def head_channels(model: DecoderModel) -> IntArray | None:
+    """Return the outputs of a model's head that a restricted one computes; None: it is not restricted."""
+    kept, own = kept_ids(model), model.output_ids
+    return kept if kept is None or own is None else np.flatnonzero(np.isin(own, kept))
+
+
 def proposed_by(model: DecoderModel) -> IntArray | None:
     """Return the tokens that a model's head gives numbers for, restricted or not; None: all in order."""
-    kept, own = kept_ids(model), model.output_ids
-    return kept if own is None else own if kept is None else own[np.isin(own, kept)]
-
-
-def head_of(model: DecoderModel) -> tuple[Linear, IntArray | None]:
-    """Return the head to be computed, and the tokens that its outputs are for; None: all in order."""
-    kept, own, ids = kept_ids(model), model.output_ids, proposed_by(model)
-    if kept is None:
-        return model.lm_head, ids
-    return model.lm_head.select(kept if own is None else np.flatnonzero(np.isin(own, kept))), ids
-
-
-def spread(logits: Floats, ids: IntArray | None, vocab_size: int) -> Floats:
-    """Return logits [rows, V] of those [rows, len(ids)] that were computed; others are minus infinity."""
-    if ids is None:
-        return logits
-    whole = empty((len(logits), vocab_size))
-    whole.fill(-np.inf)
-    whole[:, ids] = logits
-    return whole
+    channels, own = head_channels(model), model.output_ids
+    return channels if own is None else own if channels is None else own[channels]

@@ -176,7 +176,7 @@ def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet, more: st
     """Return the key of a latency of the draft model that the settings name; others as of `LatencyKey.of`."""
     assert settings.draft is not None
     device, dtype = settings.draft_device or settings.device, settings.dtype_of_draft
-    more += "" if settings.draft_vocab is None else f"{settings.draft_vocab} tokens"
+    more += f"{settings.target} decides tokens" if settings.draft_vocab is None else f"{settings.draft_vocab} tokens"
     draft = settings.draft
     if draft == OWN_BLOCK:
         draft, more = settings.target, f"{more} of its block"

@@ -25,7 +25,6 @@ from card.kernels.number_types import FLOAT16, FLOAT32, Array, Floats, empty, ze
 from card.kernels.packed_linear import GROUP, LANES, PANEL, extended, padded
 from card.machine.threads import integer_pass_threads
 from card.models.architectures.architecture import ACTIVATIONS
-from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, RAW, PassStates
 from card.models.images import ImageRows
 from card.models.own.decoder_model import DecoderModel, is_int8
@@ -35,7 +34,6 @@ from card.models.own.exact_layers import (
     in_integers,
     layer_norm,
     norm_weight,
-    packed,
     products_of,
     rms_norm,
 )
@@ -44,6 +42,7 @@ from card.models.own.expert_tables import expert_facts
 from card.models.own.layer_input_tables import LayerInputTables
 from card.models.own.layer_tables import LayerTables
 from card.models.own.layers import EmbeddedRows
+from card.models.own.output_head import OutputHead
 from card.models.own.state_steps import state_steps, step_table, taking_steps
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
@@ -93,11 +92,9 @@ class ExactDecoder:
         self._norm = extended(norm_weight(model.norm, architecture.norm_offset), padded(self._width, GROUP))
         layer_inputs = model.layer_inputs
         check_numbers(model, (*model.ending, *(() if layer_inputs is None else layer_inputs.packed_weights)))
-        head, self._head_ids = head_of(model)
         pack = in_integers if is_int8(model) and not self.has_blocks else as_stored
-        lent = model.packed_head if self._head_ids is None else None
-        self.head = lent or packed(pack, head, factor=1 / architecture.scale("logits", config))
-        self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self.head.panels)
+        self._output = OutputHead(model, pack)
+        self.head = self._output.linear
         self._inputs = None if layer_inputs is None else LayerInputTables(model, layer_inputs, pack)
         self._layers = LayerTables(model, pack, max_model_len, kv_dtype)
         self.windows, self.layout, self.record = self._layers.windows, self._layers.layout, self._layers.record
@@ -148,6 +145,7 @@ class ExactDecoder:
         self._turn(buffers.rows[:num_rows, RowTable.angle], positions, images)
         hidden = buffers.hidden[:num_rows]
         ids = [one for step in steps for one in step.extension.token_ids]
+        self._output.read(ids)
         hidden[:, : self._width] = self._embedded.of(ids)
         hidden[:, self._width :] = 0.0  # a pass that gave NaN would otherwise leave it to all passes behind it
         if self._inputs is not None:
@@ -161,12 +159,12 @@ class ExactDecoder:
         else:
             num_chosen, chosen_at = len(logits_rows), logits_rows.ctypes.data
             first = int(logits_rows[0]) if num_chosen else num_rows
-        logits = empty((num_chosen, self._num_padded_outputs))
+        outputs = empty((num_chosen, PANEL * len(self.head.panels)))
         table = self._table
         table[PassTable.num_rows], table[PassTable.num_threads] = num_rows, threads
         table[PassTable.ancestors] = ancestors.ctypes.data if len(ancestors) else 0
         table[PassTable.conv_tables], table[PassTable.conv_size] = inputs.ctypes.data, inputs.shape[1]
-        table[PassTable.logits] = logits.ctypes.data
+        table[PassTable.logits] = outputs.ctypes.data
         table[PassTable.chosen_rows], table[PassTable.num_chosen] = chosen_at, num_chosen
         table[PassTable.steps], table[PassTable.num_steps] = state_table.ctypes.data, len(state_table)
         table[PassTable.experts_read] = 0
@@ -182,9 +180,7 @@ class ExactDecoder:
         self._check_pages()
         for step in scored:
             step.scores = self._scores(step)
-        if self._num_outputs < self._num_padded_outputs:
-            logits = logits[:, : self._num_outputs]
-        return spread(logits, self._head_ids, self.vocab_size)
+        return self._output.logits(outputs)
 
     def _put_given(self, hidden: Floats, given: ImageRows | None) -> None:
         """Put the inputs of rows in place, and the sums that queries, keys and values begin from."""
@@ -359,7 +355,7 @@ class ExactDecoder:
             "num_layers": len(layers),
             "width": self._width,
             "padded_width": width,
-            "num_outputs": self._num_padded_outputs,
+            "num_outputs": PANEL * len(self.head.panels),
         }
         self._table = (ctypes.c_int64 * PassTable.size)()
         PassTable.write(self._table, entries)

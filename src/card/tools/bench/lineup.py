@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from card.api.llm import LLM
-from card.assembly.drafters import load_state_draft
+from card.assembly.drafters import as_it_drafts, load_state_draft
 from card.assembly.plan import DEFAULT_MODEL_LEN, readable
 from card.config import INT8, DraftSettings, ResolvedParams
 from card.errors import SettingsError, named
@@ -79,7 +79,7 @@ class LineupSettings:
     lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 10, 12)  # candidates of rows that take the fastest draft length
     max_model_len: int | None = None  # most tokens of a prompt and its answer; None: the model's limit, at most 4096
     own: Mapping[str, Any] = field(default_factory=dict)  # settings that one method alone reads
-    draft_vocab: int | None = None  # draft models propose the first this many tokens alone; None: all
+    draft_vocab: int | None = None  # draft models propose the first this many tokens alone; None: as usual
     draft: Mapping[str, Any] = field(default_factory=dict)  # the given ones of `DRAFT_OPTIONS`
     forced_acceptance: float | None = None  # see `ForcedAcceptance`; None: the target decides
 
@@ -238,8 +238,11 @@ class Lineup:
         draft = self._draft
         if self._block is not None:
             runner = self._llm(BASELINE, spec_of(BASELINE), {}).host.runner
-            draft = load_state_draft(self._block, self._target, runner, self.tokenizer, dtype=self._settings.dtype)
-        read = None if draft is None else drafter_of(draft, is_own=self._pair.draft == OWN_BLOCK)
+            draft = load_state_draft(self._block, self._target, runner, dtype=self._settings.dtype)
+        read = None
+        if draft is not None:
+            part = as_it_drafts(draft, self._target, self.tokenizer, self._settings.draft_vocab)
+            read = drafter_of(part, is_own=self._pair.draft == OWN_BLOCK)
         return ModelPair(
             name=self._pair.name,
             target=self._pair.target,

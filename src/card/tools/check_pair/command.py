@@ -18,7 +18,7 @@ from rich.text import Text
 
 from card.api.host import Host
 from card.api.llm import LLM
-from card.assembly.drafters import load_state_draft
+from card.assembly.drafters import as_it_drafts, load_state_draft
 from card.assembly.plan import readable
 from card.cli.parts.chosen_models import resolve_models
 from card.cli.parts.files import read_prompts
@@ -179,9 +179,10 @@ def _described(
     """Return the fields of the report about how both models run, and the memory that they take."""
     dtype, device = options["dtype"], options["draft_device"] or options["device"]
     if block is not None:
-        model = load_state_draft(block, target, host.runner, host.tokenizer, dtype=dtype)
+        model = load_state_draft(block, target, host.runner, dtype=dtype)
     else:
         model = load_decoder(draft, dtype=dtype, device=device)
+    model = as_it_drafts(model, target, host.tokenizer)
     runner = plain_runner(model, max_model_len=min(max_model_len, context_limit(model)))
     num_drafts = sum(cost.drafter is not None for cost in costs.values())
     return {
