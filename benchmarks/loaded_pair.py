@@ -9,15 +9,15 @@ from typing import Any
 
 import options
 from rich.console import Console
-from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
 from card.assembly.plan import readable
 from card.config import ResolvedParams
 from card.models.facts import context_limit, parameter_count
-from card.models.inflation import inflated_from
+from card.models.inflation import price_in_words
 from card.models.loading import load_tokenizer
+from card.models.own.decoder_model import LoadedModel
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.environment import MEASURED_START, Environment, weights_fingerprint
 from card.tools.bench.lineup import BenchPlan
@@ -34,7 +34,7 @@ _INTERRUPTED = 130
 class LoadedPair:
     """Target and draft model, and what rows made of them have in common."""
 
-    def __init__(self, args: argparse.Namespace, name: str, target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    def __init__(self, args: argparse.Namespace, name: str, target: LoadedModel, draft: LoadedModel) -> None:
         self._args, self._name = args, name
         self._stack = contextlib.ExitStack()
         self._target, self._draft = target, draft
@@ -49,29 +49,21 @@ class LoadedPair:
 
     def pair_facts(self) -> ModelPair:
         """Return what the run says of the pair."""
-        draft_price = price(self._draft)
+        draft_price = price_in_words(self._draft)
         return ModelPair(
             name=self._name,
             target=self._args.target,
             draft=f"{self._args.draft}, {draft_price}" if draft_price else self._args.draft,
-            target_cost=price(self._target),
+            target_cost=price_in_words(self._target),
             target_parameters=parameter_count(self._target),
             draft_parameters=parameter_count(self._draft),
             fingerprint=weights_fingerprint(self._target, self._draft),
         )
 
-    def make_llm(self, draft: PreTrainedModel | str | None, **settings: Any) -> LLM:
+    def make_llm(self, draft: LoadedModel | str | None, **settings: Any) -> LLM:
         """Return an LLM on the target, closed with the pair."""
         start = readable(MEASURED_START, settings.get("method", "card"))
         return self._stack.enter_context(LLM(self._target, draft, tokenizer=self.tokenizer, **start, **settings))
-
-
-def price(model: PreTrainedModel) -> str | None:
-    """Return what an inflated model costs and what it is; None for another."""
-    original = inflated_from(model)
-    return (
-        f"{parameter_count(model) / 1e6:.0f}M (inflated from {original / 1e6:.1f}M, same outputs)" if original else None
-    )
 
 
 def greedy(max_tokens: int) -> ResolvedParams:

@@ -1,10 +1,12 @@
-"""What does a draft server cost against a drafter in a process of one's own, next door and at a distance?
+"""What does a second machine for the draft model bring, by its distance?
 
-    python benchmarks/draft_server/draft_server.py --prompts gsm8k_test.jsonl --limit 8 --target-cost 90M \
+    python benchmarks/draft_server/draft_server.py --prompts gsm8k_test.jsonl --limit 4 --target-cost 90M \
         --out draft_server.jsonl
 
-The target has one core, the drafter the other, whoever runs it. Distance is a proxy on the drafter's core that hands
-bytes on after a delay. Order, times, the comparison of texts and the file are those of `card bench`.
+Two processes stand for two machines of one core each: the target's, and a draft server. Distance is a proxy on the
+server's core that hands bytes on after a delay. Rows: plain decoding and turns with a draft model on the target's core
+(the second machine has nothing to do), CARD with fixed settings, and the default, which also has the draft model at
+home and chooses. Order, times, the comparison of texts and the file are those of `card bench`.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ import options
 from loaded_pair import BASELINE, WARM_UP_TOKENS, LoadedPair, greedy, measure, shown
 from rich.console import Console
 
-from card.config import DraftSettings, PolicyName, VerifyShape
+from card.config import DraftSettings, VerifyShape
 from card.errors import CardError, SettingsError, WorkerError
 from card.machine.threads import CoreSet, pinned
-from card.theirs.transformers.loading import load_model
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import load_decoder
 from card.tools.bench.environment import choose_cores, describe_run
 from card.tools.bench.records import RowFacts
 from card.tools.bench.rows import CardRow, PromptIds
 
-PROCESS, SERVER = "process", "server"
+TURNS, FIXED, DEFAULT = "turns", "fixed", "default"
 _SERVER = "from card.cli import main; main()"  # as the command `card` does
 _PROXY = """
 import sys
@@ -69,12 +72,14 @@ def serving(program: str, options: Sequence[str], core: int) -> Iterator[str]:
 
 
 class Places(LoadedPair):
-    """The target, loaded once, and a row for each place that the drafter can be in."""
+    """Target and draft model, loaded once, and a row for each way of drafting and each distance."""
 
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._say, self._cores = say, two_cores(args.cores)
-        target = options.load_target(args.target, args.dtype, args.target_cost)
-        super().__init__(args, pair_name(args), target, load_model(args.draft, dtype=args.dtype))
+        target = load_decoder(args.target, dtype=args.dtype)
+        if args.target_cost:
+            target = inflate(target, parse_parameter_count(args.target_cost))
+        super().__init__(args, pair_name(args), target, load_decoder(args.draft, dtype=args.dtype))
 
     def make_rows(self, prompts: PromptIds, chosen: Mapping[str, Mapping[str, Any]]) -> list[CardRow]:
         """Return the rows, each warmed up on a prompt; nothing is chosen here."""
@@ -82,28 +87,28 @@ class Places(LoadedPair):
         args, draft_core = self._args, self._cores[1]
         server_options = ["--listen", "tcp://127.0.0.1:0", "--draft", args.draft, "--dtype", args.dtype]
         server = serving(_SERVER, ["draft-server", *server_options, "--cores", str(draft_core)], draft_core)
-        address = self._stack.enter_context(server)
+        port = self._stack.enter_context(server).rpartition(":")[2]
         rows = [
-            self._row(BASELINE, None, method="vanilla"),
-            self._row(PROCESS, args.draft, placement="process", draft_cores=(draft_core,)),
-            self._row(SERVER, None, draft_address=address),
+            self._row(BASELINE, has_draft=False, method="vanilla"),
+            self._row(TURNS, has_draft=True, schedule="turns"),
         ]
-        port = address.rpartition(":")[2]
         for delay_ms in args.delays_ms:
             proxy = serving(_PROXY, [str(Path(__file__).parent), port, str(1e-3 * delay_ms)], draft_core)
-            distant = self._stack.enter_context(proxy)
-            rows.append(self._row(distant_name(delay_ms), None, draft_address=distant))
+            address = self._stack.enter_context(proxy)
+            fixed = DraftSettings(verify=args.verify)
+            rows.append(self._row(distant(FIXED, delay_ms), fixed, has_draft=False, draft_address=address))
+            rows.append(self._row(distant(DEFAULT, delay_ms), has_draft=True, draft_address=address))
         for row in rows:
             row.decode(prompts[0], greedy(WARM_UP_TOKENS))
         return rows
 
-    def _row(self, name: str, draft: str | None, **settings: Any) -> CardRow:
+    def _row(self, name: str, fixed: DraftSettings | None = None, *, has_draft: bool, **settings: Any) -> CardRow:
+        """Return a row on the target's core; without ``fixed`` settings it tunes them."""
         self._say(f"preparing {name}")
-        args, cores = self._args, self._cores[:1]
-        is_fixed = args.policy == "fixed" or name == BASELINE
-        settings |= {"policy": "fixed" if is_fixed else "auto", "cores": cores, "threads": 1, "dtype": args.dtype}
-        llm = self.make_llm(draft, **settings)
-        return CardRow(name, llm, cores, DraftSettings(verify=args.verify) if is_fixed else None)
+        cores = self._cores[:1]
+        settings |= {"policy": "auto" if fixed is None else "fixed", "cores": cores, "threads": 1}
+        llm = self.make_llm(self._draft if has_draft else None, dtype=self._args.dtype, **settings)
+        return CardRow(name, llm, cores, fixed)
 
 
 def two_cores(text: str | None) -> tuple[int, int]:
@@ -117,9 +122,9 @@ def two_cores(text: str | None) -> tuple[int, int]:
     return cores[0], cores[1]
 
 
-def distant_name(delay_ms: int) -> str:
-    """Return the name of the row whose server is so far away."""
-    return f"{SERVER}, {delay_ms} ms away"
+def distant(kind: str, delay_ms: float) -> str:
+    """Return the name of a row of this kind whose server is so far away."""
+    return f"{kind}, {delay_ms:g} ms away"
 
 
 def pair_name(args: argparse.Namespace) -> str:
@@ -131,16 +136,16 @@ def pair_name(args: argparse.Namespace) -> str:
 def row_facts(args: argparse.Namespace) -> tuple[RowFacts, ...]:
     """Return what the run promises of its rows."""
     cores = two_cores(args.cores)
-    names = [BASELINE, PROCESS, SERVER, *(distant_name(delay_ms) for delay_ms in args.delays_ms)]
+    names = [BASELINE, TURNS, *(distant(kind, delay) for delay in args.delays_ms for kind in (FIXED, DEFAULT))]
     return tuple(
         RowFacts(
             name=name,
             method="vanilla" if name == BASELINE else "card",
-            cores=cores[:1] if name == BASELINE else cores,
+            cores=cores[:1] if name in (BASELINE, TURNS) else cores,
             threads=1,
             is_exact=True,
             is_comparable=True,
-            settings={"policy": args.policy, "verify": args.verify},
+            settings={"verify": args.verify} if name.startswith(FIXED) else {},
         )
         for name in names
     )
@@ -162,17 +167,18 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target-cost", help="inflate the target to the price of so many parameters, such as 300M")
     parser.add_argument("--cores", help="the target's core and the drafter's, such as 0,1 (default: first and last)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each prompt and row (default: %(default)s)")
-    parser.add_argument("--delays-ms", type=options.numbers, default=[5, 20, 50], help="one way, such as 5,20,50")
+    parser.add_argument("--delays-ms", type=_milliseconds, default=[0.2, 5.0, 20.0], help="one way, such as 0.2,5,20")
     parser.add_argument(
-        "--policy", choices=get_args(PolicyName), default="fixed", help="how candidates are used (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--verify", choices=get_args(VerifyShape), default="tree", help="under the fixed policy (default: %(default)s)"
+        "--verify", choices=get_args(VerifyShape), default="tree", help="with fixed settings (default: %(default)s)"
     )
     args = parser.parse_args(argv)
     if min(args.repeats, args.limit, args.max_tokens - 1) < 1 or min(args.delays_ms, default=0) < 0:
         raise SettingsError("--repeats and --limit must be 1 or more, --max-tokens 2 or more, --delays-ms 0 or more")
     return args
+
+
+def _milliseconds(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -150,15 +150,16 @@ class Costs:
     dtype: str = ""
 
     @classmethod
-    def of(cls, name: str, target: Profile, draft: Profile, *, keeps_books: bool) -> Costs:
-        """Return the costs of two profiles, on one thread each where they were measured with several.
+    def of(cls, name: str, target: Profile, draft: Profile, *, keeps_books: bool, threads: int | None = 1) -> Costs:
+        """Return the costs of two profiles.
 
         Args:
             keeps_books: what goes on around the passes takes its time, too.
+            threads: most threads of each, where they were measured with several; None: all.
         """
 
         def seconds(profile: Profile) -> Callable[[int, int], float]:
-            cost = profile.setup(None if profile.max_threads is None else 1).true_cost()
+            cost = profile.setup(None if profile.max_threads is None else threads).true_cost()
             return lambda num_tokens, num_rows: cost.seconds(num_tokens, 1, num_rows)
 
         overheads = [profile.overheads for profile in (target, draft)]

@@ -21,7 +21,7 @@ from published import SWEEP, WIDTHS, SweepPoint
 RESULTS = Path(__file__).parents[1] / "results"
 _SAME = (
     *("kind", "basis", "pair", "workload", "beam_width", "layers_per_round", "bookkeeping", "ablation", "draft"),
-    *("ratio", "devices"),
+    *("ratio", "devices", "row", "temperature"),
 )
 PUBLISHED_SPEED_UP = 4.83  # the abstract's
 _TITLES = {"gsm8k": "GSM8K", "mt-bench": "MT-bench"}
@@ -45,6 +45,7 @@ def all_tables(folder: Path) -> str:
     parts = [width_table(lines, workload) for workload in SWEEP]
     parts += [own_pair_table(lines), ablation_table(lines), agreement_table(lines), draft_table(lines)]
     parts += [map_table(lines, devices) for devices in ("own", "shared")]
+    parts.append(real_loop_table(lines))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -139,6 +140,26 @@ def map_table(lines: Iterable[Line], devices: str) -> str:
     where = "a device of its own" if devices == "own" else "the target's device, in turns"
     title = f"`card` as it is by default, drafter on {where}; over drafter passes in a target pass"
     return f"{title}:\n\n{markdown(['agreement', *(f'{ratio:g}' for ratio in ratios)], rows)}"
+
+
+def real_loop_table(lines: Iterable[Line]) -> str:
+    """Return the speed of the loop over K on a real pair, by set and temperature, beside the best turns."""
+    chosen = [line for line in lines if line["kind"] == "real-loop"]
+    if not chosen:
+        return ""
+
+    def column(line: Line) -> tuple[bool, str]:
+        return line["row"] != "loop", f"K = {line['beam_width']}" if line["row"] == "loop" else line["row"]
+
+    columns = list(dict.fromkeys(column(line) for line in sorted(chosen, key=lambda one: column(one)[0])))
+    rows = []
+    for workload, temperature in dict.fromkeys((line["workload"], line["temperature"]) for line in chosen):
+        of = [line for line in chosen if (line["workload"], line["temperature"]) == (workload, temperature)]
+        best = {key: max((x for x in of if column(x) == key), key=lambda x: float(x["speed_up"])) for key in columns}
+        cells = [f"{line['speed_up']:.2f} ({line['layers_per_round']})" for line in best.values()]
+        rows.append([f"{_TITLES.get(workload, workload)}, T = {temperature:g}", *cells])
+    title = f"{chosen[0]['pair']}, times plain decoding on one core; in brackets the layers or tokens that were best"
+    return f"{title}:\n\n{markdown(['set', *(name for _, name in columns)], rows)}"
 
 
 def _speed_cell(speed_up: float | None) -> str:

@@ -7,10 +7,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from card.tools.planner.recording import rows_of
+from card.tools.planner.profile import PassTable, Profile, Setup, save_profile
+from card.tools.planner.recording import rows_of, save_recording
 from tests.benchmarks.scripts import lines_of
 from tests.tools.bench.bench_files import make_run, write_run
 from tests.toy import TableModel
@@ -161,6 +163,37 @@ def test_every_line_says_what_was_run_where_and_whether_it_was_measured_or_simul
         if line["basis"] == "simulated":
             assert line["latencies"] and not line["latencies_measured"]
     assert {line["ablation"] for line in lines if line["kind"] == "ablation"} >= {"whole", "no secondary tier"}
+
+
+def test_the_loop_on_a_recorded_pair_stands_beside_turns_by_temperature(
+    paper: Modules, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = Profile(
+        name="toy",
+        measured=True,
+        source="typed in",
+        setups=tuple(Setup(threads=n, cost=PassTable(points=((1, 1.0 / n), (64, 2.0 / n)))) for n in (1, 2)),
+    )
+    recording = paper["made_up"].make_recording(paper["made_up"].Behaviour(0.9, 1.5, 1.0), num_texts=1, num_tokens=24)
+    sampled = msgspec.structs.replace(recording, temperature=1.0)
+    out, model = tmp_path / "paper_real_loop.jsonl", tmp_path / "model.json"
+    save_profile(profile, model)
+    options = ["--target", str(model), "--draft", str(model), "--widths", "2,3", "--out", str(out)]
+    for name, one in (("greedy.rec", recording), ("sampled.rec", sampled)):
+        save_recording(one, tmp_path / name)
+        options += ["--recording", f"toy={tmp_path / name}"]
+    assert paper["real_loop"].main(options) == 0
+    lines = lines_of(out)
+    assert {line["temperature"] for line in lines} == {0.0, 1.0}
+    speeds = {(line["temperature"], line["row"], line["layers_per_round"]): line["speed_up"] for line in lines}
+    assert speeds[1.0, "turns, all cores", 4] == pytest.approx(2 * speeds[1.0, "turns, one core each", 4], rel=0.01)
+    _, head, _, *rows = [row for row in paper["tables"].all_tables(tmp_path).splitlines() if row]
+    assert head == "| set | K = 2 | K = 3 | turns, one core each | turns, all cores |"
+    assert [row.split("|")[1].strip() for row in rows] == ["toy, T = 0", "toy, T = 1"]
+    best = max(line["speed_up"] for line in lines if line["temperature"] == 1.0 and line["beam_width"] == 2)
+    assert f"| toy, T = 1 | {best:.2f} (" in rows[1]
+    assert paper["real_loop"].main([*options, "--recording", "no-file"]) == 2
+    assert "must be NAME=FILE, got no-file" in capsys.readouterr().err
 
 
 def test_the_target_as_its_own_draft_is_never_wrong(results: Path) -> None:
