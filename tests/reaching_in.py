@@ -48,6 +48,11 @@ def llm_of(row: Any) -> LLM:
     return row._llm
 
 
+def engine_of(llm: LLM) -> Engine:
+    """Return the engine of a language model."""
+    return llm._engine
+
+
 def driver_of(llm: AsyncLLM) -> Any:
     """Return the thread that runs the engine."""
     return llm._driver

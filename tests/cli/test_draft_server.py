@@ -9,18 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.draft_server.delay_proxy import DelayProxy
 from card.api.llm import LLM
 from card.cli.main import cli
-from card.config import SamplingParams
+from card.config import SamplingParams, Schedule
+from card.engine.policy.rounds import Outcome
 from card.errors import CardError, SettingsError, WorkerError
 from tests.pair import Pair
-from tests.waiting import PATIENCE_S
+from tests.reaching_in import engine_of, force_schedule, policy_of
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.timeout(240)
 PROMPT = "the cat sat"
@@ -82,6 +86,48 @@ def test_targets_with_keys_draft_on_a_server_and_others_are_told_why_not(pair: P
         server.send_signal(signal.SIGINT)
         assert server.communicate(timeout=PATIENCE_S) == ("", "")
         assert server.returncode == 0
+
+
+def test_a_server_and_a_draft_model_here_both_draft_and_change_no_text() -> None:
+    models = {"dtype": "float32", "device": "cpu"}
+    with LLM("demo-target", method="vanilla", **models) as llm:
+        expected = text_of(llm)
+    drafted = Counter[Schedule]()
+    with (
+        draft_server("--listen", "tcp://127.0.0.1:0", "--draft", "demo-draft", "--dtype", "float32") as (
+            server,
+            address,
+        ),
+        DelayProxy(int(address.rpartition(":")[2]), one_way_s=0.002) as proxy,
+        LLM("demo-target", "demo-draft", draft_address=proxy.address, wait_for_drafter=True, **models) as llm,
+    ):
+        policy = policy_of(engine_of(llm))
+        begin, observe, wanted = policy.begin, policy.observe, list[Schedule]()
+
+        def begin_as_wanted(num_requests: int, available: frozenset[Schedule]) -> None:
+            begin(num_requests, available)
+            if wanted and wanted[0] in available:
+                force_schedule(policy, wanted[0])
+
+        def count(outcome: Outcome) -> None:
+            drafted[policy.schedule] += sum(one.num_agreed for one in outcome.result.verified)
+            observe(outcome)
+
+        policy.begin, policy.observe = begin_as_wanted, count
+        for schedule in ("beside", "turns"):
+            wanted[:] = [schedule]
+            until(lambda: text_of(llm) == expected and drafted[schedule])  # noqa: B023
+        wanted.clear()
+        assert text_of(llm) == expected
+        reason = llm.stats().schedule_reason
+        assert "tokens/s beside" in reason and "tokens/s in turns" in reason, "it chooses by what each one brings"
+        server.kill()
+        until(lambda: text_of(llm) == expected and "beside" not in llm.stats().schedule_reason)
+        assert drafted["turns"] and llm.stats().schedule != "beside", "the draft model here goes on"
+
+
+def text_of(llm: LLM) -> tuple[int, ...]:
+    return llm.generate(PROMPT, PARAMS)[0].outputs[0].token_ids
 
 
 def test_a_server_that_is_told_to_end_ends_cleanly(pair: Pair) -> None:

@@ -17,6 +17,7 @@ from card.config import DraftSettings, SamplingParams, Schedule
 from card.drafting.drafter_pass import TurnEnd
 from card.engine.engine import Engine
 from card.engine.metrics import RequestStats
+from card.engine.policy.modes import REVIEW_ROUNDS
 from card.engine.policy.rounds import Draft, Outcome, RoundView, ScheduleCost, Wait
 from card.engine.policy.tuned import TunedPolicy
 from card.engine.queue import Limits
@@ -152,7 +153,7 @@ def test_costs_that_were_measured_too_dear_at_start_do_not_keep_drafting_off_for
     policy = TunedPolicy(in_turns(drafter=cost(drafter_s, 5e-5)), DraftSettings())
     assert policy.schedule == "off"
     world = World(in_turns(drafter=cost(1e-3, 5e-5)), agreement=0.9)
-    world.run(policy, 400)
+    world.run(policy, 1000)
     assert world.run(policy, 200)["turns"] > 150
 
 
@@ -289,6 +290,7 @@ def on_trial() -> TunedPolicy:
     """Return a policy that plain decoding served better, in the first round of a trial of a drafter."""
     policy = TunedPolicy(in_turns(), DraftSettings())
     World(agreement=0.1).run(policy, 500)
+    policy.begin(1, ALL)
     while policy.schedule == "off":
         World(agreement=0.1).run(policy, 1)
         policy.begin(1, ALL)
@@ -311,15 +313,23 @@ def test_a_trial_lasts_until_a_drafter_has_read_the_text_and_shows_something():
         order = policy.prepare(now)
         assert isinstance(order, Draft) and order.end.max_tokens is not None
         assert see_turn(policy, 1, (0, 0.05)) == "turns", "it has only read so far"
-    policy.prepare(view(takes_turns=True))
-    assert see_turn(policy, 1, (1, 1.2e-3)) == "off", "it drafted, and nothing of that was right"
+    schedules = []
+    for _ in range(REVIEW_ROUNDS):
+        policy.prepare(view(takes_turns=True))
+        schedules.append(see_turn(policy, 1, (1, 1.2e-3)))
+    assert schedules == ["turns"] * (REVIEW_ROUNDS - 1) + ["off"], "it drafted, and nothing of that was right"
 
 
-def test_tokens_that_were_copied_in_a_trial_are_no_merit_of_the_drafter():
-    policy = on_trial()
-    for _ in range(20):
-        assert see_turn(policy, 17) == "turns", "nothing wanted a draft"
-    assert see_turn(policy, 1, (1, 1.2e-3)) == "off"
+def test_one_request_among_many_is_not_drafted_for_where_a_plain_round_brings_more():
+    policy = TunedPolicy(in_turns(drafter=cost(3e-3, 5e-5)), DraftSettings())
+    alone, crowd = view(takes_turns=True), view(16, takes_turns=True)
+    policy.begin(1, ALL)
+    assert isinstance(policy.prepare(alone), Draft)
+    policy.begin(16, ALL)
+    force_schedule(policy, "turns")
+    among = [crowd.requests[0], *[replace(one, uses_drafter=False) for one in crowd.requests[1:]]]
+    assert policy.prepare(replace(crowd, requests=among)) is None
+    assert policy.undrafted == {0: "costly"}
 
 
 @pytest.mark.parametrize("schedule", ["beside", "turns"])

@@ -214,21 +214,18 @@ class Acceptance:
                 left -= probs[idx]
         return probs
 
-    def begin(self, text_ids: Iterable[int]) -> float:
-        """Fade old texts, the more the fewer of these were in the last round. Returns: the share kept of the pair.
+    def begin(self, text_ids: Iterable[int]) -> bool:
+        """Fade old texts, the more the fewer of these were in the last round. Returns: whether there is a new one.
 
         What other writers had right in a text says nothing about the next one: of them only these texts count.
         """
         texts = frozenset(text_ids)
         new, self._texts = texts - self._texts, texts
-        if not new:
-            return 1.0
-        share = len(new) / len(texts)
-        kept = 1 - (1 - TEXT_KEPT) * share
-        self.pair.fade(kept)
-        for chances in self._chances.values():
+        share = len(new) / max(1, len(texts))
+        self.pair.fade(1 - (1 - TEXT_KEPT) * share)
+        for chances in self._chances.values() if new else ():
             chances.fade(1 - share)
-        return kept
+        return bool(new)
 
     def observe(self, verified: Sequence[Verified]) -> None:
         """Learn from the verifications of a round."""

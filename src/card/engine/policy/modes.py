@@ -10,7 +10,7 @@ nearly as fast often.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from card.config import Schedule
@@ -21,41 +21,33 @@ from card.engine.policy.rounds import bucket
 # several requests a trial costs half, as it shows as much in less time. Evidence: with 0.02 late drafts are found
 # sooner, and cells in which nothing pays lose a further percent.
 TRIAL_SHARE = 0.01
-# Rounds of a trial. A drafter begins with one layer; as long as it is right it gets more rounds, each with twice as
-# many layers.
-MOST_TRIAL_ROUNDS = 8
 HYSTERESIS = 1.02  # another schedule must be faster by this factor to replace the present one
-REVIEW_ROUNDS = 4  # between two comparisons of the schedules
+REVIEW_ROUNDS = 4  # between two comparisons of the schedules, and of a trial
 _KEPT = 0.97  # weight that one more round leaves to past evidence
 
 
 @dataclass(slots=True)
 class ModeRecord:
-    """Outcome of the rounds of one schedule over the predictions for them; fading."""
+    """Outcome of the rounds of one schedule over the predictions for them; fading.
 
-    num_rounds: float = 0.0  # of single requests
-    tokens: float = 0.0  # of each round over those predicted, added up
-    seconds: float = 0.0
+    The first rounds are made up, and came to what was predicted.
+    """
+
+    num_rounds: float = PRIOR_COUNT  # of single requests
+    tokens: float = PRIOR_COUNT  # of each round over those predicted, added up
+    seconds: float = PRIOR_COUNT
 
     def observe(self, num_requests: int, tokens: float, seconds: float) -> None:
         """Add a round; one over three times as long as others is a hiccup and counts as three times."""
-        if self.num_rounds:
-            seconds = min(seconds, 3 * self.seconds / self.num_rounds)
-        self.fade(_KEPT)
-        self.num_rounds += num_requests
-        self.tokens += num_requests * tokens
-        self.seconds += num_requests * seconds
-
-    def fade(self, kept: float) -> None:
-        """Reduce the weight of past observations."""
-        self.num_rounds *= kept
-        self.tokens *= kept
-        self.seconds *= kept
+        seconds = min(seconds, 3 * self.seconds / self.num_rounds)
+        self.num_rounds = _KEPT * self.num_rounds + num_requests
+        self.tokens = _KEPT * self.tokens + num_requests * tokens
+        self.seconds = _KEPT * self.seconds + num_requests * seconds
 
     @property
     def gain(self) -> float:
-        """The rate reached over the rate predicted; the first rounds count as if they had come to what was said."""
-        return (self.tokens + PRIOR_COUNT) / (self.seconds + PRIOR_COUNT)
+        """The rate reached over the rate predicted."""
+        return self.tokens / self.seconds
 
 
 @dataclass(slots=True)
@@ -63,10 +55,9 @@ class _Place:
     """Knowledge of one class of batch sizes, and the schedule that is best there."""
 
     best: Schedule
-    records: dict[Schedule, ModeRecord] = field(default_factory=dict)  # of the schedules that draft
-    tried_at: dict[Schedule, int] = field(default_factory=dict)  # round
-    rounds: int = 0  # without trials
     credit_s: float = 0.0  # seconds that trials may cost now
+    records: dict[Schedule, ModeRecord] = field(default_factory=dict)  # of the schedules that draft
+    tried: Schedule | None = None  # last
 
 
 class Modes:
@@ -75,30 +66,26 @@ class Modes:
     def __init__(
         self,
         schedules: Iterable[Schedule],
-        predict: Callable[[Schedule, int], tuple[float, float]],
+        predict: Callable[[Schedule, int, int | None, bool], tuple[float, float]],
         *,
-        hope: Callable[[Schedule, int], tuple[float, float]] | None = None,
-        trial_s: Callable[[int], float],
+        reading_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Begin with the schedule predicted to be the fastest for one request.
 
         Args:
-            predict: tokens of a request in a round of a schedule for so many requests, and seconds of that round, by
-                present knowledge.
-            hope: the same by what may well be true while little is known, for the choice; None: no better.
-            trial_s: seconds of a round in turns with one layer for one of so many requests, its reading included.
+            predict: tokens of a request in a round of a schedule for so many requests, of which so many get drafts
+                (None: all that want them), and seconds of that round: by present knowledge, or if the last argument
+                is true by what may well be while little is known.
+            reading_s: seconds of reading before a drafter in turns can draft for a request.
         """
         self._all = tuple(schedules)
-        self._predict, self._hope, self._trial_s = predict, hope or predict, trial_s
+        self._predict, self._reading_s = predict, reading_s
         self._places: dict[int, _Place] = {}
-        self._num_requests = 1
-        self._trial_rounds = 0  # so far, of the present trial
-        self._since_review = REVIEW_ROUNDS
-        self._num_idle = 0  # rounds since a drafter was last asked, under a schedule that drafts
-        self.is_trial = False
+        self._num_requests, self._since_review = 1, REVIEW_ROUNDS
+        self._reads_prompts, self.is_trial = True, False  # the first prompt is not read yet
         self._enter(1)
         self.schedule: Schedule = self._here.best
-        self.rate = self.rate_of(self.schedule)  # tokens that a second brings at the present batch size
+        self.rate = self.rate_of(self.schedule, is_hoped=False)  # tokens that a second brings at the present batch size
         self.reason = "predicted"
 
     def begin(self, num_requests: int, available: frozenset[Schedule], *, has_new_text: bool = False) -> None:
@@ -109,21 +96,11 @@ class Modes:
             available: the schedules that can run.
             has_new_text: a request was not in the last round.
         """
-        is_same = num_requests == self._num_requests and self.schedule in available and not has_new_text
-        if is_same and (self.is_trial or self._since_review < REVIEW_ROUNDS):
-            return
-        if bucket(num_requests) != bucket(self._num_requests):
-            self.is_trial, self._since_review = False, REVIEW_ROUNDS
-        self._enter(num_requests)
         possible = [schedule for schedule in self._all if schedule in available]
+        is_due = self._enter(num_requests) or self._since_review >= REVIEW_ROUNDS or self.schedule not in possible
         if not possible:
             self.reason = "no drafter is up"
-            return
-        if has_new_text:
-            self._since_review = REVIEW_ROUNDS
-        if self.is_trial and self.schedule in possible:
-            return
-        if self._since_review >= REVIEW_ROUNDS or self.schedule not in possible:
+        elif is_due or (has_new_text and not self.is_trial):
             self._review(possible)
 
     def observe(
@@ -132,13 +109,9 @@ class Modes:
         num_tokens: float,
         seconds: float,
         *,
-        was_asked: bool = True,
-        num_agreed: int = 0,
-        num_compared: int = 0,
+        num_drafting: int | None = None,
         is_reading: bool = False,
-        drafting_s: float = 0.0,
         reads_prompts: bool = False,
-        num_drafting: int = 0,
     ) -> None:
         """Count a round.
 
@@ -146,52 +119,26 @@ class Modes:
             num_requests: the decoding ones; others read their prompts.
             num_tokens: committed by these.
             seconds: of the round.
-            was_asked: the drafter was asked to draft, or drafts unasked. A trial waits for a round in which it is.
-            num_agreed, num_compared: of the drafter's candidates, those that were right and those that were looked at.
+            num_drafting: requests that got drafts; None: the drafter drafts unasked.
             is_reading: the drafter read earlier text. A trial pays for that, and goes on behind it.
-            drafting_s: of these seconds, those in which only the drafter worked.
             reads_prompts: the target read prompts too, so the seconds say nothing about other rounds.
-            num_drafting: requests that got drafts, or need none.
         """
-        layers = self.trial_layers
-        if seconds <= 0.0 or (layers is not None and not was_asked):
+        if seconds <= 0.0:
             return
-        here = self._here
-        self._since_review += 1
-        self._num_idle = 0 if was_asked or self.schedule == "off" else self._num_idle + 1
-        is_whole = was_asked and num_drafting >= num_requests and not (reads_prompts or is_reading)
-        if self.schedule != "off" and layers is None and is_whole:
-            tokens, expected_s = self._predict(self.schedule, num_requests)
+        here, self._reads_prompts = self._here, reads_prompts
+        here.credit_s += TRIAL_SHARE / min(num_requests, 2) * seconds
+        if self.schedule != "off" and num_drafting != 0 and not (reads_prompts or is_reading):
+            tokens, expected_s = self._predict(self.schedule, num_requests, num_drafting, False)
             record = here.records.setdefault(self.schedule, ModeRecord())
             record.observe(num_requests, num_tokens / (num_requests * tokens), seconds / expected_s)
-        if not self.is_trial:
-            here.credit_s += TRIAL_SHARE / min(num_requests, 2) * seconds
-            here.rounds += 1
-            return
-        here.credit_s -= drafting_s if reads_prompts else max(0.0, seconds - num_tokens / self.rate)
-        if is_reading:
-            return
-        self._trial_rounds += 1
-        is_slow = not reads_prompts and seconds > 2 * num_tokens / self.rate
-        is_wrong = 2 * num_agreed <= num_compared
-        is_over = layers is not None and (is_wrong or is_slow)
-        if is_over or self._trial_rounds >= MOST_TRIAL_ROUNDS:
-            self.is_trial, self._since_review = False, REVIEW_ROUNDS
+        if self.is_trial and not reads_prompts:
+            here.credit_s -= max(0.0, seconds - num_tokens / self.rate)
+        if not (self.is_trial and is_reading):
+            self._since_review += 1
 
-    @property
-    def trial_layers(self) -> int | None:
-        """Most layers that are drafted in this round of a trial; None sets no limit."""
-        return 1 << self._trial_rounds if self.is_trial and self._starts_slowly(self.schedule) else None
-
-    def fade(self, kept: float) -> None:
-        """Reduce the weight of what old texts came to."""
-        for place in self._places.values():
-            for record in place.records.values():
-                record.fade(kept)
-
-    def rate_of(self, schedule: Schedule, *, is_hoped: bool = False) -> float:
-        """Return the tokens per second expected of a schedule, or hoped for, at the present batch size."""
-        tokens, seconds = (self._hope if is_hoped else self._predict)(schedule, self._num_requests)
+    def rate_of(self, schedule: Schedule, num_drafting: int | None = None, *, is_hoped: bool = True) -> float:
+        """Return the tokens per second hoped for of a schedule, or expected, at the present batch size."""
+        tokens, seconds = self._predict(schedule, self._num_requests, num_drafting, is_hoped)
         record = self._here.records.get(schedule)
         return self._num_requests * tokens / max(seconds, 1e-9) * (record.gain if record else 1.0)
 
@@ -199,51 +146,41 @@ class Modes:
         """Return the seconds that each token takes less under a schedule than where nothing is drafted."""
         if "off" not in self._all:
             return math.inf
-        plain, hoped = (self.rate_of(one, is_hoped=True) for one in ("off", schedule))
-        return 1 / max(plain, 1e-9) - 1 / max(hoped, 1e-9)
+        return 1 / max(self.rate_of("off"), 1e-9) - 1 / max(self.rate_of(schedule), 1e-9)
 
-    def _enter(self, num_requests: int) -> None:
+    def _enter(self, num_requests: int) -> bool:
+        """Go to the class of a batch size. Returns: whether it is another one."""
+        size, is_other = bucket(num_requests), bucket(num_requests) != bucket(self._num_requests)
         self._num_requests = num_requests
-        place = self._places.get(bucket(num_requests))
-        if place is None:
-            self._here = self._places[bucket(num_requests)] = _Place(self._all[0])
-            self._here.best = max(self._all, key=lambda schedule: self.rate_of(schedule, is_hoped=True))
-        else:
-            self._here = place
+        if size not in self._places:
+            self._here = self._places[size] = _Place(self._all[0])
+            self._here.best = max(self._all, key=self.rate_of)
+            self._here.credit_s = REVIEW_ROUNDS * num_requests / self.rate_of(self._here.best)  # for a first trial
+        self._here = self._places[size]
+        return is_other
 
     def _review(self, possible: list[Schedule]) -> None:
         """Switch to the best schedule, or begin a trial of another one if there is credit for it."""
-        here, self._since_review, self.is_trial = self._here, 0, False  # the drafter of a trial may have gone
-        rates = {schedule: self.rate_of(schedule, is_hoped=True) for schedule in possible}
+        here, was_trial = self._here, self.is_trial
+        self._since_review, self.is_trial = 0, False
+        rates = {schedule: self.rate_of(schedule) for schedule in possible}
         first = max(rates, key=lambda schedule: rates[schedule])
         if here.best not in rates or rates[first] > HYSTERESIS * rates[here.best]:
-            here.tried_at[here.best], here.best = here.rounds, first
-        elif self._num_idle >= REVIEW_ROUNDS and "off" in possible:  # it drafts nothing, and so teaches nothing
-            here.tried_at[here.best], here.best, self._num_idle = here.rounds, "off", 0
-        self.schedule, self.rate = here.best, self.rate_of(first)
+            here.best = first
+        self.schedule, self.rate = here.best, self.rate_of(first, is_hoped=False)
         self.reason = f"{self._num_requests} at once: " + ", ".join(
             f"{rate:.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}" for schedule, rate in rates.items()
         )
         others = [schedule for schedule in possible if schedule not in (here.best, "off")]
-        if not others:
+        if not others or was_trial or self._reads_prompts:
             return
-        tried = min(others, key=lambda schedule: here.tried_at.get(schedule, 0))
-        price_s = self._price_s(tried, rates)
-        # The true cost may differ from the measured one, but not beyond this.
-        is_unseen = self._starts_slowly(tried) and tried not in here.tried_at
-        is_due = is_unseen and price_s < MOST_TRIAL_ROUNDS * self._num_requests / self.rate
-        if here.rounds > here.tried_at.get(tried, 0) and (is_due or here.credit_s >= price_s):
-            self.schedule = tried
-            self.is_trial, self._trial_rounds, here.tried_at[tried] = True, 0, here.rounds
+        tried = min(others, key=lambda schedule: schedule == here.tried)
+        if here.credit_s >= self._price_s(tried):
+            self.schedule = here.tried = tried
+            self.is_trial = True
 
-    def _starts_slowly(self, schedule: Schedule) -> bool:
-        """Return whether a trial of a schedule begins with one layer: if nothing is drafted otherwise."""
-        return schedule == "turns" and self._here.best == "off"
-
-    def _price_s(self, schedule: Schedule, rates: Mapping[Schedule, float]) -> float:
-        """Return the expected cost in seconds of a trial of a schedule."""
-        num_requests, rate = self._num_requests, max(rates.values())
-        if self._starts_slowly(schedule):
-            return self._trial_s(num_requests) - num_requests / rate  # a token each, at least
-        _, seconds = self._predict(schedule, num_requests)
-        return MOST_TRIAL_ROUNDS * seconds * (1 - rates[schedule] / rate)
+    def _price_s(self, schedule: Schedule) -> float:
+        """Return the expected cost in seconds of a trial of a schedule; in turns one request gets drafts."""
+        reading_s, num_drafting = (self._reading_s(), 1) if schedule == "turns" else (0.0, None)
+        tokens, seconds = self._predict(schedule, self._num_requests, num_drafting, False)
+        return reading_s + REVIEW_ROUNDS * (seconds - self._num_requests * tokens / self.rate)

@@ -45,7 +45,7 @@ class TunedPolicy(Policy):
         self._copied = Copied()
         self._unread = Unread(lambda num_tokens: self._costs.reading_s("turns", num_tokens))
         self._is_reading = False  # the drafter reads a text in this turn
-        self._num_served = 0  # requests that get drafts in this turn, or need none
+        self._num_running, self._num_drafting = 1, 0  # requests of this round, and those that draft in it
         self._modes = self._new_modes()
         self._has_new_text = False
         self._round = self._num_plain = 0  # plain rounds since one was observed
@@ -88,27 +88,27 @@ class TunedPolicy(Policy):
 
         Args:
             agreement: chance in [0, 1] that a candidate below an accepted one is accepted; None: as learnt so far.
-            num_drafted: requests that get drafts; None: all.
+            num_drafted: requests that get drafts; None: all for which other writers have nothing.
         """
         costs, copied = self._costs, self._copied.mean
-        num_drafted = num_requests if num_drafted is None else num_drafted
         agreement = self._acceptance.pair.value if agreement is None else agreement
-        around_s, share = costs.around_s(schedule, num_requests), copied.missed * num_drafted / num_requests
-        num_rows = num_requests * (1 + copied.num_verified)
+        around_s, num_rows = costs.around_s(schedule, num_requests), num_requests * (1 + copied.num_verified)
         plain_s = around_s + costs.pass_s(schedule, num_rows, num_requests)
         alone = 1.0 + copied.num_right
-        best = alone, plain_s
         if not costs.drafts(schedule):
-            return best
+            return alone, plain_s
+        share = copied.missed if num_drafted is None else num_drafted / num_requests
+        has_turn = 1 - (1 - copied.missed) ** num_requests if num_drafted is None else 1.0
+        num_drafted = max(1, round(share * num_requests))
         draft_s = costs.draft_s(schedule, num_drafted, self._width(schedule))
         start_s = costs.first_draft_s(schedule, num_drafted) - draft_s
-        gained, reached = 0.0, 1.0
+        best, gained, reached = (0.0, 1.0), 0.0, 1.0
         for depth in range(1, 1 + DEEPEST):
             reached *= agreement
             gained += share * reached
             seconds = around_s + costs.pass_s(schedule, num_rows + num_requests * share * depth, num_requests)
             if schedule == "turns":
-                here = alone + gained, seconds + copied.missed * (start_s + depth * draft_s)
+                here = alone + gained, seconds + has_turn * (start_s + depth * draft_s)
             else:  # if the tree lacks the token after a path's end, the next round is a plain one
                 lost = (1 - reached) * (1 - agreement)
                 cycle_s = seconds + lost * plain_s
@@ -121,6 +121,7 @@ class TunedPolicy(Policy):
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Choose the schedule of a round."""
         self._asking.begin()
+        self._num_running = num_requests
         self._modes.begin(num_requests, available, has_new_text=self._has_new_text)
         self._has_new_text = False
         if self.reason is not self._modes.reason or self.schedule != self._modes.schedule:
@@ -142,42 +143,36 @@ class TunedPolicy(Policy):
         if not view.requests:
             return None
         resting = self._well_offered(view) if any(view.undrafted) else set()
-        self._num_served, self._is_reading = len(resting), False
         wanted = [one for one in view.requests if one.uses_drafter and one.request_id not in resting]
-        reading = self._joined(wanted, len(view.requests))
+        reading = self._joined(wanted)
         self.undrafted = {**self.undrafted, **dict.fromkeys(resting, "copied")}
+        self._num_drafting, self._is_reading = len(reading.requests), reading.num_tokens > 0
         if not reading.requests:
             return None
-        self._num_served += len(reading.requests)
-        self._is_reading = reading.num_tokens > 0
         resting = {one.request_id for one in view.requests} - {one.request_id for one in reading.requests}
         if reading.leaves_rest:
             most = reading.num_tokens + len(reading.requests)
             return Draft(1, TurnEnd(resting=frozenset(resting), max_tokens=most))
-        most = min(self._modes.trial_layers or DEEPEST, self._draft.budget)
+        most = min(DEEPEST, self._draft.budget)
         return Draft(math.ceil(most / view.layers_per_pass), self._turn_end(len(reading.requests), frozenset(resting)))
 
-    def _joined(self, requests: Sequence[Request], num_running: int) -> Reading:
+    def _joined(self, requests: Sequence[Request]) -> Reading:
         """Return those of the requests that draft in this round, and what is read of their texts.
 
-        Drafts have to bring more than reading takes. A trial of a drafter that begins slowly reads the text with the
-        least to read, if none was read before. Two plain rounds' time may go by meanwhile.
+        Drafts have to bring more than reading takes, and a round of those who draft more than a plain one. A trial
+        reads the text with the least to read, if none was read before. Two plain rounds' time may go by meanwhile.
         """
+        modes = self._modes
         if "off" not in self.costs:
             return Reading(list(requests))
-        plain, plain_s = self.round_of("off", num_running)
-        is_trial = self._modes.trial_layers is not None
-        if is_trial:
+        if modes.is_trial:
             read = [one for one in requests if not self._unread.reading_s(one)]
             worth = read or sorted(requests, key=self._unread.reading_s)[:1]
         else:
-            worth = self._unread.worth(requests, self._modes.saved_s(self.schedule))
-        if not is_trial and len(worth) < len(requests):
-            hoped = self._acceptance.pair.hoped
-            tokens, seconds = self.round_of(self.schedule, num_running, hoped, num_drafted=len(worth))
-            worth = worth if tokens * plain_s > plain * seconds else []
-        reading = self._unread.begin(worth, 2 * plain_s)
-        why = dict.fromkeys((one.request_id for one in requests), "waits" if is_trial else "costly")
+            worth = self._unread.worth(requests, modes.saved_s(self.schedule))
+            worth = worth if worth and modes.rate_of(self.schedule, len(worth)) > modes.rate_of("off") else []
+        reading = self._unread.begin(worth, 2 * self.round_of("off", self._num_running)[1])
+        why = dict.fromkeys((one.request_id for one in requests), "waits" if modes.is_trial else "costly")
         why |= dict.fromkeys((one.request_id for one in worth), "waits")
         for one in reading.requests:
             del why[one.request_id]
@@ -225,12 +220,9 @@ class TunedPolicy(Policy):
         is_plain = self.schedule == "off" and not any(one.offer for one in result.verified)
         if is_plain and self._round % REVIEW_ROUNDS:  # teaches nothing, and must cost no more than plain decoding
             self._num_plain += 1
-            self._modes.observe(len(view.requests), outcome.num_committed, outcome.seconds)
+            self._modes.observe(len(view.requests), outcome.num_committed, outcome.seconds, num_drafting=0)
             return
-        kept = self._acceptance.begin(request.request_id for request in view.requests)
-        if kept < 1.0:
-            self._has_new_text = True
-            self._modes.fade(kept)
+        self._has_new_text |= self._acceptance.begin(request.request_id for request in view.requests)
         self._acceptance.observe(result.verified)
         ended = {one.request_id for one in result.updates if one.finish_reason}
         self._copied.observe(result.verified, ended, num_plain=self._num_plain)
@@ -241,13 +233,9 @@ class TunedPolicy(Policy):
             len(view.requests),
             outcome.num_committed,
             outcome.seconds,
-            was_asked=bool(view.passes) or not view.takes_turns,
-            num_agreed=sum(one.num_agreed for one in result.verified),
-            num_compared=sum(one.num_compared for one in result.verified),
+            num_drafting=(self._num_drafting if view.passes else 0) if view.takes_turns else None,
             is_reading=is_reading,
-            drafting_s=sum(seconds for _, seconds in view.passes),
             reads_prompts=view.num_prompt_tokens > 0,
-            num_drafting=self._num_served if view.takes_turns else len(view.requests),
         )
 
     def _pays(self, view: RoundView, probs: Sequence[float]) -> bool:
@@ -298,17 +286,11 @@ class TunedPolicy(Policy):
         return resting
 
     def _new_modes(self) -> Modes:
-        def hope(schedule: Schedule, num_requests: int) -> tuple[float, float]:
-            return self.round_of(schedule, num_requests, self._acceptance.pair.hoped)
+        def predict(schedule: Schedule, num_requests: int, num_drafted: int | None, hopes: bool) -> tuple[float, float]:
+            agreement = self._acceptance.pair.hoped if hopes else None
+            return self.round_of(schedule, num_requests, agreement, num_drafted)
 
-        return Modes(self.costs, self.round_of, hope=hope, trial_s=self._trial_s)
-
-    def _trial_s(self, num_requests: int) -> float:
-        """Return the seconds of a round in turns with one layer for the request with the least to read."""
-        costs = self._costs
-        pass_s = costs.pass_s("turns", 1 + num_requests, num_requests)
-        draft_s = self._unread.least_s() + costs.first_draft_s("turns", 1)
-        return costs.around_s("turns", num_requests) + pass_s + draft_s
+        return Modes(self.costs, predict, reading_s=self._unread.least_s)
 
     def _follow(self) -> None:
         """Adopt the chosen schedule and its cores; long prompts are read on all cores."""

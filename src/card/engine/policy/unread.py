@@ -6,6 +6,7 @@ a request joins the drafting when what its answer may still save exceeds what re
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +16,8 @@ from card.engine.metrics import RequestStats
 from card.engine.policy.acceptance import DEEPEST
 from card.engine.request import Request, Update
 
-FIRST_LENGTH = 256.0  # expected tokens of an answer before any has finished
-_NEW_SHARE = 1 / 16  # weight of a finished answer in the mean length
+FIRST_LENGTH = 256  # expected tokens of an answer before any has finished
+_NUM_LENGTHS = 16  # finished answers whose lengths are known
 _FEW = 1 + DEEPEST  # tokens that the drafter reads in passing: as many as a round may commit
 _MANY = 64  # requests that may be remembered after they were aborted
 _LEAST_PIECE = 16  # tokens of a text that are read at once, however slow the drafter is
@@ -43,7 +44,7 @@ class Unread:
         self._seconds = seconds
         self._answers: dict[int, RequestStats] = {}  # live counters of the running requests
         self._read: dict[int, int] = {}  # tokens of each text when the drafter last read it
-        self._mean_length = FIRST_LENGTH
+        self._lengths = deque[int](maxlen=_NUM_LENGTHS)
         self._decoding: Sequence[Request] = ()
 
     def observe(self, decoding: Sequence[Request], updates: Iterable[Update]) -> None:
@@ -55,7 +56,7 @@ class Unread:
             else:
                 self._answers.pop(one.request_id, None)
                 self._read.pop(one.request_id, None)
-                self._mean_length += _NEW_SHARE * (one.stats.num_new_tokens - self._mean_length)
+                self._lengths.append(one.stats.num_new_tokens)
         if len(self._answers) > _MANY + 2 * len(decoding):  # aborted requests have no last update
             running = {one.request_id for one in decoding}
             self._answers = {key: one for key, one in self._answers.items() if key in running}
@@ -106,9 +107,11 @@ class Unread:
         return [one for one in requests if saved_s * self._expected_left(one) >= self.reading_s(one)]
 
     def _expected_left(self, request: Request) -> float:
-        """Return how many tokens an answer is expected to get yet: as many again once it is longer than the mean."""
+        """Return how many tokens an answer is expected to get yet: by those that were longer, and one made-up one."""
         num_new = self._num_new(request)
-        return min(request.params.max_tokens - num_new, max(self._mean_length - num_new, num_new))
+        left = [length - num_new for length in self._lengths if length > num_new]
+        left.append(max(FIRST_LENGTH - num_new, num_new))
+        return min(request.params.max_tokens - num_new, sum(left) / len(left))
 
     def _length(self, request: Request) -> int:
         return len(request.prompt_ids) + self._num_new(request)
