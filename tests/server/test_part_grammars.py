@@ -298,7 +298,16 @@ def test_nested_elements_keep_to_their_schemas() -> None:
     assert not fits(grammar, call("maybe", "a"), marks) and not fits(grammar, call("true", "c"), marks)
 
 
-@pytest.mark.parametrize("source", [Grammar("regex", "[ab]/c"), Grammar("lark", 'start: x "/c"\nx: "a" | "b" | start')])
+OTHERS = (
+    Grammar("regex", "[ab]/c"),
+    Grammar("lark", 'start: x "/c"\nx: "a" | "b" | start'),
+    Grammar("lark", 'start: answer\nanswer: lead "/c"\nlead: "a" | "b"'),
+    Grammar("gbnf", 'root ::= x "/c"\nx ::= "a" | "b"'),
+    Grammar("gbnf", 'root ::= answer\nanswer ::= lead "/c" [^x]?\nlead ::= "a" | "b" # root ::= x'),
+)
+
+
+@pytest.mark.parametrize("source", OTHERS)
 def test_other_grammars_begin_behind_thoughts_too(source: Grammar) -> None:
     made, marks = guide("hermes", True, content=source)
     grammar = made.grammar("thoughts")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -78,21 +79,22 @@ CHANNEL_TEMPLATE = "{% if tools %}<|start|><|channel|><|message|>{% endif %}{{ m
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[Running]:
     """Serve a model that thinks between tags, as Qwen 3 does."""
-    yield from _served(THINKING, THINKING_TEMPLATE)
+    yield from served(THINKING, THINKING_TEMPLATE)
 
 
 @pytest.fixture(scope="module")
 def channels() -> Iterator[Running]:
     """Serve a model that writes channels, as gpt-oss does."""
-    yield from _served(CHANNELS, CHANNEL_TEMPLATE)
+    yield from served(CHANNELS, CHANNEL_TEMPLATE)
 
 
-def _served(scripts: dict[str, list[str]], template: str, special: tuple[str, ...] = ()) -> Iterator[Running]:
+def served(scripts: dict[str, list[str]], template: str, special: tuple[str, ...] = ()) -> Iterator[Running]:
     model = scripted_bytes(scripts, template, special)
     llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
     with serving(llm, served_model_names=("scripted",)) as running:
         yield running
-    asyncio.run(llm.shutdown())
+    with ThreadPoolExecutor(max_workers=1) as thread:  # a browser has a loop in this one
+        thread.submit(lambda: asyncio.run(llm.shutdown())).result()
 
 
 def spoken(server: Running, script: str, **fields: Any) -> dict[str, Any]:
@@ -211,7 +213,7 @@ def test_responses_have_reasoning_items_which_may_be_sent_back(served: str, requ
 def test_a_budget_closes_the_thoughts_with_their_token() -> None:
     pytest.importorskip("llguidance")
     scripts = {"think": ["<think>", "a", " b", " c", " d", " e", " f", " g", "</think>", "Done", "."]}
-    for server in _served(scripts, THINKING_TEMPLATE, ("<think>", "</think>")):
+    for server in served(scripts, THINKING_TEMPLATE, ("<think>", "</think>")):
         assert parts(spoken(server, "think")) == ("a b c d e f g", "Done.", [])
         for budget, thoughts in ((0, ""), (3, "a b c")):
             answer = spoken(server, "think", thinking_budget=budget)

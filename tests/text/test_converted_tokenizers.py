@@ -8,10 +8,12 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from card.models.facts import end_token_ids, sampling_defaults
 from card.models.loading import load_decoder, load_tokenizer
-from tests.text.test_published_tokenizers import KEPT, PUBLISHED, TEXTS, folder, pieces
+from tests.text.made_tokenizers import around, marks_of, mistral, npm, npm_pieces, phi3, qwen35, tekken
+from tests.text.test_published_tokenizers import KEPT, TEXTS, pieces
 
 pytestmark = [pytest.mark.tokenizers, pytest.mark.timeout(900)]
 
@@ -34,14 +37,33 @@ SIZES = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
+    "head_dim": 32,
     "tie_word_embeddings": True,
 }
-# Further sizes by family. Those whose converter needs a `tokenizer.model`, which npm's packages lack, are not here.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama3": {},
-    "llama3_1": {},
-    "qwen3": {"head_dim": 32},
-    "gptoss": {"head_dim": 32, "num_local_experts": 2, "num_experts_per_tok": 1},
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of models with a tokenizer that is published."""
+
+    model_type: str
+    make: Callable[[Path], None]  # writes the tokenizer to a folder
+    sizes: dict[str, Any] = field(default_factory=dict)  # beside those that all have
+
+
+FAMILIES = {
+    "Llama-2": Family("llama", partial(npm_pieces, "llama2", adds_blank=True)),
+    "Llama-3": Family("llama", partial(npm, "llama3")),
+    "Llama-3.1": Family("llama", partial(npm, "llama3_1")),
+    "Mistral-7B-v0.3": Family("mistral", lambda made: mistral(made, converter()[1])),
+    "Mistral-Nemo": Family("mistral", tekken),
+    "Phi-3": Family("phi3", phi3, {"num_key_value_heads": 2}),
+    "gemma-2": Family("gemma2", partial(npm_pieces, "gemini", adds_blank=False)),
+    "gemma-3": Family("gemma3_text", partial(npm_pieces, "gemma3", adds_blank=False)),
+    "Qwen3": Family("qwen3", partial(npm, "qwen3")),
+    "Qwen3.5": Family("qwen3_5_text", qwen35),
+    "gpt-oss": Family("gpt_oss", partial(npm, "gptoss"), {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "DeepSeek": Family("llama", partial(npm, "deepseek_v3")),
 }
 
 
@@ -58,23 +80,26 @@ def converter() -> tuple[Path, str]:
             files.extractall(KEPT, filter="data")
     if not modules.is_dir():
         subprocess.run(
-            [*pip, "install", "--no-deps", "--target", str(modules), "sentencepiece"], check=True, timeout=300
+            [*pip, "install", "--no-deps", "--target", str(modules), "sentencepiece", "protobuf"],
+            check=True,
+            timeout=300,
         )
     return place, os.pathsep.join((str(place / "gguf-py"), str(modules)))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_folder_and_the_file_made_of_it_give_the_same(name: str, tmp_path: Path) -> None:
-    made, file = tmp_path / "folder", tmp_path / "model.gguf"
-    tokenizer = load_tokenizer(folder(name))
+    family, made, file = FAMILIES[name], tmp_path / name, tmp_path / "model.gguf"
+    made.mkdir()
+    family.make(made)
+    (made / "config.json").write_text(json.dumps({"model_type": family.model_type}))
+    tokenizer = load_tokenizer(made)
     ids = {"bos_token_id": tokenizer.convert_tokens_to_ids(tokenizer.bos_token or ""), "pad_token_id": None}
     rows = -(-len(tokenizer) // 8) * 8
     config = AutoConfig.for_model(
-        PUBLISHED[name], vocab_size=rows, eos_token_id=tokenizer.eos_token_id, **ids, **SIZES, **FAMILIES[name]
+        family.model_type, vocab_size=rows, eos_token_id=tokenizer.eos_token_id, **ids, **(SIZES | family.sizes)
     )
     AutoModelForCausalLM.from_config(config).to(torch.float16).save_pretrained(made)
-    for one in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(folder(name) / one, made / one)
     (made / "generation_config.json").write_text(json.dumps({**SAMPLING, "eos_token_id": tokenizer.eos_token_id}))
     place, modules = converter()
     subprocess.run(
@@ -84,7 +109,7 @@ def test_a_folder_and_the_file_made_of_it_give_the_same(name: str, tmp_path: Pat
         env={**os.environ, "PYTHONPATH": modules, "HF_HUB_OFFLINE": "1"},
     )
     of_folder, of_file = load_tokenizer(made), load_tokenizer(file, cache_dir="")
-    for text in (*TEXTS, *pieces(200)):
+    for text in (*TEXTS, *pieces(200), *around(marks_of(of_folder))):
         for with_specials in (True, False):
             expected = of_folder.encode(text, add_special_tokens=with_specials)
             assert of_file.encode(text, add_special_tokens=with_specials) == expected, text

@@ -15,6 +15,9 @@ _JSON_OBJECT = '{"type": "object"}'
 # A blank, or a new line with its indentation: a model that likes white space must not go on with it for ever.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}
 COMPACT: Any = {"whitespace_flexible": False}  # an option by which JSON has no white space
+ANSWER_RULE = "held_answer"  # of a grammar in Lark's notation that stands behind something else
+GBNF_BEHIND = "\n# what follows is GBNF\n"  # between the rules before an answer, in Lark's notation, and its grammar
+_WORDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|%\w+|\bstart\b')
 OPTIONS_KEY = "x-guidance"  # of a schema, whose options of the library are there
 # The library's own values, but for the states: it would let one text's lexer grow to half a gigabyte.
 _LIMITS: Any = {
@@ -83,15 +86,25 @@ def _is_compact(source: str) -> bool:
 
 
 def as_lark(source: str) -> str:
-    """Return a grammar in GBNF in Lark's notation. Raises: ImportError; ValueError if it cannot be read."""
+    """Return a grammar in GBNF, or what stands before it and such a grammar, in Lark's notation.
+
+    Raises: ImportError; ValueError if it cannot be read.
+    """
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
+    before, is_behind, own = source.rpartition(GBNF_BEHIND)
     try:
-        return str(gbnf_to_lark(source))
+        lark = str(gbnf_to_lark(own))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"it cannot be read as GBNF: {error}") from None
+    return f"{before}\n{as_answer(lark)}" if is_behind else lark
+
+
+def as_answer(lark: str) -> str:
+    """Return a grammar in Lark's notation that begins with `ANSWER_RULE` in place of `start`."""
+    return _WORDS.sub(lambda found: ANSWER_RULE if found[0] == "start" else found[0], lark)
 
 
 def is_gbnf(source: str) -> bool:

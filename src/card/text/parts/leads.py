@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping
 
 from card.config import Grammar
-from card.text.compiling import JSON_OPTIONS, with_options
+from card.text.compiling import ANSWER_RULE, GBNF_BEHIND, JSON_OPTIONS, as_answer, with_options
 from card.text.parts.answer_format import AnswerFormat, Part
 
-_WORDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|%\w+|\bstart\b')
-_TEXT_RULES = (r"LEAD_TEXT: /(.|\n)*/", r"LEAD_SPACE: /\s*/")
+_TEXT_RULES = (r"HELD_TEXT: /(.|\n)*/", r"HELD_SPACE: /\s*/")
 
 
 class Lead:
@@ -88,37 +87,40 @@ class Lead:
         self.rules = list(_TEXT_RULES)
         if self._form.channels is not None:
             begin, end = self._form.channels.thoughts
-            self.rules.append(f"lead: {self.literal(begin)} {self._text_until(end)}")
-            return "lead*" if self._budget is None else "lead?"
+            self.rules.append(f"held_lead: {self.literal(begin)} {self._text_until(end)}")
+            return "held_lead*" if self._budget is None else "held_lead?"
         assert self._form.thoughts is not None
         opening, closing = self._form.thoughts
-        self.rules.append(f"lead: {self._text_until(closing)} LEAD_SPACE")
+        self.rules.append(f"held_lead: {self._text_until(closing)} HELD_SPACE")
         if self._part == "thoughts":
-            return "lead"
-        skipped = f" | {self.literal(closing)} LEAD_SPACE" if self._form.may_skip else ""
-        return f"(LEAD_SPACE {self.literal(opening)} lead{skipped})?"
+            return "held_lead"
+        skipped = f" | {self.literal(closing)} HELD_SPACE" if self._form.may_skip else ""
+        return f"(HELD_SPACE {self.literal(opening)} held_lead{skipped})?"
 
     def _text_until(self, end: str) -> str:
         """Return the terms of thoughts and what ends them, which is a token or found as text."""
         terms = self.literal(end)
         if not terms.startswith("<["):
-            self.rules.append(f"lead_lazy[lazy]: LEAD_TEXT {terms}")
-            return "lead_lazy"
+            self.rules.append(f"held_lazy[lazy]: HELD_TEXT {terms}")
+            return "held_lazy"
         if self._budget == 0:
             return terms
         limit = "" if self._budget is None else f"[max_tokens={self._budget}]"
-        self.rules.append(f"lead_text{limit}: LEAD_TEXT")
-        return f"lead_text {terms}"
+        self.rules.append(f"held_text{limit}: HELD_TEXT")
+        return f"held_text {terms}"
 
     def any_text(self) -> list[str]:
-        """Return the rule `answer` of any content and calls, but no thoughts, which would not be limited."""
+        """Return the rule of the answer for any content and calls, but no thoughts, which would not be limited."""
         opening, closing = self._form.thoughts or ("", "")
         begun = re.escape(opening.strip()).replace("/", r"\/")
-        rules = [rf"ANSWER_TEXT: /(.|\n)*/ & ~/\s*{begun}(.|\n)*/" if begun else r"ANSWER_TEXT: /(.|\n)*/"]
+        rules = [rf"HELD_ANSWER: /(.|\n)*/ & ~/\s*{begun}(.|\n)*/" if begun else r"HELD_ANSWER: /(.|\n)*/"]
         around = opening + closing
         ids = sorted(token_id for mark, token_id in self._mark_ids.items() if mark not in around)
         marks = " | ".join(f"<[{token_id}]>" for token_id in ids)
-        return [f"answer: ANSWER_TEXT (({marks}) LEAD_TEXT)*" if marks else "answer: ANSWER_TEXT", *rules]
+        return [
+            f"{ANSWER_RULE}: HELD_ANSWER (({marks}) HELD_TEXT)*" if marks else f"{ANSWER_RULE}: HELD_ANSWER",
+            *rules,
+        ]
 
     @property
     def can_be_limited(self) -> bool:
@@ -131,26 +133,25 @@ class Lead:
 def put_behind(lead: Lead, grammar: Grammar | None) -> Grammar | None:
     """Return a grammar that begins behind a lead; unchanged if there is none.
 
-    A grammar in GBNF stays as it is: it holds the answer from its first token.
-
     Args:
         grammar: of the content; None: any text, with the marks of the format in it.
     """
-    if lead.is_empty or (grammar is not None and grammar.kind == "gbnf"):
+    if lead.is_empty:
         return grammar
-    before = lead.before_content()
-    return Grammar("lark", "\n".join((f"start: {before} answer", *lead.rules, *_answer_rules(lead, grammar))))
+    start = f"start: {lead.before_content()} {ANSWER_RULE}"
+    if grammar is not None and grammar.kind == "gbnf":
+        return Grammar("gbnf", "\n".join((start, *lead.rules)) + GBNF_BEHIND + grammar.source)
+    return Grammar("lark", "\n".join((start, *lead.rules, *_answer_rules(lead, grammar))))
 
 
 def _answer_rules(lead: Lead, grammar: Grammar | None) -> list[str]:
-    """Return the rule `answer`, and those that it needs."""
+    """Return the rule of the answer, and those that it needs."""
     if grammar is None:
         return lead.any_text()
     if grammar.kind == "regex":
         escaped = re.sub(r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", grammar.source)
-        return [f"answer: /{escaped}/"]
+        return [f"{ANSWER_RULE}: /{escaped}/"]
     if grammar.kind == "lark":
-        renamed = _WORDS.sub(lambda found: "answer" if found[0] == "start" else found[0], grammar.source)
-        return [renamed]
+        return [as_answer(grammar.source)]
     schema = with_options(json.loads(grammar.source or '{"type": "object"}'), JSON_OPTIONS)
-    return [f"answer: %json {json.dumps(schema)}"]
+    return [f"{ANSWER_RULE}: %json {json.dumps(schema)}"]
