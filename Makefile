@@ -18,6 +18,8 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 TESTS ?= $(shell sed -n '/^CORE_TESTS = (/,/^)/p' tests/sources.py | grep -o '"[a-z]*"' | tr -d '"' | sed 's|.*|tests/&|') tests/crosses tests/test_without_torch.py
 # What pytest runs by itself, and what takes long beside it: all but what needs a machine or an environment of its own.
 WITH_SLOW := $(shell sed -n "s/^addopts.* -m \"\(.*\)\"'$$/\1/p" pyproject.toml | sed 's/not slow and //')
+# In a loop over PYTHONS: the environment of one that is there.
+CORE_PLACE = version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || continue; place=$(CORE)-$$version
 CORE_TOOLS := hypothesis openai psutil pytest pytest-timeout pytest-xdist
 # What test-latest keeps as it is: another PyTorch would be gigabytes to download.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -26,9 +28,11 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 WEIGHTS ?= build/weights
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python compiles the modules that it imports: those of all packages take a minute.
+export PIP_COMPILE := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-weights test-clients test-agents test-vllm test-onnx test-ray test-arm bench-peers lint clean
+.PHONY: help demo test test-slow test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-weights test-clients test-agents test-vllm test-onnx test-ray test-arm bench-peers lint style types beside-core set-up-core clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -36,21 +40,30 @@ help: ## list these targets
 demo: $(CORE_STAMP) ## set up what text and the server need, then generate with the built-in pair of models: no GPU, no PyTorch, no download
 	$(BIN)/card demo
 
-test: lint ## set up everything, then check format, lint, types and run the tests, in a process for each core and eight at most: those of the core without PyTorch
+test: ## set up everything, then check format, lint, types and run the tests, in a process for each core and eight at most: those of the core without PyTorch
+	$(MAKE) -j 2 $(STAMP) set-up-core PYTHONS=$(PYTHON)
+	$(MAKE) style
+	$(MAKE) -k -j 2 types beside-core; status=$$?; $(MAKE) test-core PYTHONS=$(BIN)/python && exit $$status
+
+beside-core: $(STAMP)
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal --beside-core
-	$(MAKE) test-core PYTHONS=$(BIN)/python
 
 test-slow: $(STAMP) ## set up, then run the tests and all that take long with new examples of property tests, and all crosses without PyTorch too (an hour on two cores)
 	CARD_TEST_EXAMPLES=new $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal -m "$(WITH_SLOW)"
 	$(MAKE) test-core PYTHONS=$(BIN)/python TESTS='-m "$(WITH_SLOW)" tests/crosses'
 
-test-core: ## for each Python of PYTHONS that is there, set up an environment without PyTorch, then run the tests of the core in it
+test-core: set-up-core ## for each Python of PYTHONS that is there, set up an environment without PyTorch, then run the tests of the core in it
 	for python in $(PYTHONS); do \
-		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || continue; \
-		place=$(CORE)-$$version; \
-		test -x $$place/bin/python || $$python -m venv $$place || exit 1; \
-		$$place/bin/python -m pip install -q -c constraints.txt -e '.[serve]' $(CORE_TOOLS) || exit 1; \
+		$(CORE_PLACE); \
 		$$place/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(TESTS) || exit 1; \
+	done
+
+set-up-core:
+	for python in $(PYTHONS); do \
+		$(CORE_PLACE); \
+		test -f $$place/.installed && test -z "$$(find Makefile pyproject.toml constraints.txt -newer $$place/.installed)" && continue; \
+		test -x $$place/bin/python || $$python -m venv $$place || exit 1; \
+		$$place/bin/python -m pip install -q -c constraints.txt -e '.[serve]' $(CORE_TOOLS) && touch $$place/.installed || exit 1; \
 	done
 
 test-wheel: $(CORE_STAMP) ## build a wheel, install it in an environment apart, then answer from an empty folder, and do there what Dockerfile does
@@ -104,9 +117,13 @@ test-arm: ## unpack an ARM system, then run integer passes in it under qemu-aarc
 bench-peers: $(STAMP) ## set up other engines apart, then measure ours beside them (ARGS="--help" lists options; hours on two cores)
 	$(BIN)/python benchmarks/peers/run.py $(ARGS)
 
-lint: $(STAMP) ## set up, then check format, lint and types
+lint: style types ## set up, then check format, lint and types
+
+style: $(STAMP)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
+
+types: $(STAMP)
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays

@@ -125,10 +125,16 @@ def pytest_report_collectionfinish(config: pytest.Config) -> str:
     return f"left out, as {why}: {len(_LEFT_OUT)} modules" if _LEFT_OUT else ""
 
 
+def pytest_sessionstart() -> None:
+    """Look for no garbage while modules and tests are collected, which stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Never look for garbage among modules and tests again: through all of them a look takes half a second."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import tomllib
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 _PYTEST = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]
@@ -69,3 +73,47 @@ def test_every_target_of_tests_has_its_time_in_contributing() -> None:
     told = set(re.findall(r"`make (test[a-z-]*)", page))
     assert told == set(recipes())
     assert [mark for mark in MARKS if f"`{mark}`" not in page] == []
+
+
+STUB = """#!/bin/sh
+case "$1" in -c) echo 3.11; exit;; esac
+echo "$(dirname "$0") $*" >> log
+case "$*" in *venv*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python";; esac
+case " $* " in *" $FAULT "*) exit 1;; esac
+"""
+STYLE = [".venv/bin ruff format", ".venv/bin ruff check"]
+TYPES, BESIDE = ".venv/bin mypy", ".venv/bin pytest"
+CORE = ".venv-core-3.11/bin pytest"
+
+
+def done_by(folder: Path, fault: str) -> tuple[list[str], int]:
+    """Run `make test` where Python only writes down what it is to do, and fails at a word; its work and the status."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("MAKE")}
+    (folder / "log").write_text("")
+    command = ["make", "test", "PYTHON=./python"]
+    ran = subprocess.run(command, cwd=folder, env={**kept, "FAULT": fault}, capture_output=True, check=False)
+    lines = (folder / "log").read_text().splitlines()
+    return [" ".join(re.findall(r"^\S+|(?<= -m )(?:ruff )?\w+", line)) for line in lines], ran.returncode
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "python").write_text(STUB)
+    (tmp_path / "python").chmod(0o755)
+    return tmp_path
+
+
+def test_each_part_of_make_test_runs_whatever_the_others_say_once_the_style_holds(clone: Path) -> None:
+    first, status = done_by(clone, "none")
+    assert status == 0
+    set_up = [". venv", ". venv", ".venv-core-3.11/bin pip", ".venv/bin pip"]
+    assert sorted(first[:4]) == set_up, "both environments, once each"
+    assert first[4:6] == STYLE and sorted(first[6:8]) == sorted([TYPES, BESIDE]) and first[8:] == [CORE]
+    for fault in ("mypy", "--beside-core", "tests/test_without_torch.py"):
+        parts, status = done_by(clone, fault)
+        assert status != 0, fault
+        assert sorted(parts) == sorted([*STYLE, TYPES, BESIDE, CORE]), "what is set up stays"
+    parts, status = done_by(clone, "format")
+    assert status != 0 and parts == STYLE[:1]

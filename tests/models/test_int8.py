@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +292,10 @@ def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> Row
     return plain_runner(model, max_model_len=128, max_tree_rows=128, own_pass=None if in_integers else False)
 
 
-RUNNERS = {kind: make_runner(kind) for kind in CASES} if REASON is None else {}
+@cache
+def runner_of(kind: str) -> RowRunner:
+    """Return a runner of a kind, made once in each process whose tests ask for it."""
+    return make_runner(kind)
 
 
 def chain(slot: int, token_ids: Sequence[int], start: int) -> Extension:
@@ -338,7 +342,7 @@ def test_a_product_is_nearly_that_of_floats_also_beside_outliers_and_zeros() -> 
 @pytest.mark.parametrize("kind", CASES)
 @given(sizes=st.lists(st.integers(1, 33), min_size=1, max_size=12), num_threads=st.sampled_from([1, 2, 3]))
 def test_logits_do_not_depend_on_how_a_text_is_cut_into_passes(kind: str, sizes: list[int], num_threads: int) -> None:
-    runner = RUNNERS[kind]
+    runner = runner_of(kind)
     use_threads(1, in_integers=True)
     expected = logits_of(runner, TEXT)
     use_threads(num_threads, in_integers=True)
@@ -355,7 +359,7 @@ def test_logits_do_not_depend_on_how_a_text_is_cut_into_passes(kind: str, sizes:
 @pytest.mark.parametrize("kind", CASES)
 @given(data=st.data())
 def test_a_node_of_a_tree_has_the_logits_of_its_own_path(kind: str, data: st.DataObject) -> None:
-    runner = RUNNERS[kind]
+    runner = runner_of(kind)
     num_prefix = data.draw(st.integers(1, 40))
     num_nodes = data.draw(st.integers(1, 24))
     parents = [data.draw(st.integers(-1, idx - 1)) for idx in range(num_nodes)]  # -1: the last row of the prefix
@@ -374,7 +378,7 @@ def test_a_node_of_a_tree_has_the_logits_of_its_own_path(kind: str, data: st.Dat
 
 @pytest.mark.parametrize("kind", CASES)
 def test_logits_do_not_depend_on_the_batch_on_kept_rows_or_on_reused_prefixes(kind: str) -> None:
-    runner = RUNNERS[kind]
+    runner = runner_of(kind)
     texts = [TEXT[:50], TEXT[5:8], TEXT[20:37], TEXT[3:4]]
     slots = [runner.open() for _ in texts]
     together = runner.forward([chain(slot, text, 0) for slot, text in zip(slots, texts, strict=True)])
@@ -395,7 +399,7 @@ def test_logits_do_not_depend_on_the_batch_on_kept_rows_or_on_reused_prefixes(ki
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("kind", CASES)
 def test_rows_that_are_shared_out_have_the_logits_and_states_of_few_rows(kind: str, num_threads: int) -> None:
-    runner, wish = RUNNERS[kind], FeatureWish((0, 1, 2))
+    runner, wish = runner_of(kind), FeatureWish((0, 1, 2))
     texts = [TEXT[i:] + TEXT[:i] for i in range(4)]  # more rows than each thread computes at once
     runner.features.wish([wish])
     use_threads(num_threads, in_integers=True)
@@ -462,8 +466,8 @@ def test_logits_and_features_are_nearly_those_of_floats(kind: str) -> None:
     ],
 )
 def test_stored_weights_give_the_logits_of_torch_but_for_rounding(kind: str, error: float) -> None:
-    found, expected = logits_of(RUNNERS[kind], TEXT), logits_of(make_runner(kind, in_integers=False), TEXT)
-    assert (RUNNERS[kind].is_exact, RUNNERS[kind].precision) == (True, kind.partition(" ")[2])
+    found, expected = logits_of(runner_of(kind), TEXT), logits_of(make_runner(kind, in_integers=False), TEXT)
+    assert (runner_of(kind).is_exact, runner_of(kind).precision) == (True, kind.partition(" ")[2])
     assert distance(found, expected) < error
 
 
@@ -485,7 +489,7 @@ def test_without_machine_code_transformers_modules_run_what_is_stored(monkeypatc
 
 
 def test_only_the_rows_that_are_asked_for_have_logits() -> None:
-    runner = RUNNERS["llama"]
+    runner = runner_of("llama")
     texts, firsts = [TEXT[:20], TEXT[3:14], TEXT[9:10]], [17, 11, 0]
     slots = [runner.open() for _ in texts]
     rows = [range(-1, len(text) - 1) for text in texts]
@@ -500,7 +504,7 @@ def test_only_the_rows_that_are_asked_for_have_logits() -> None:
 
 @pytest.mark.parametrize("kind", CASES)
 def test_rows_without_logits_leave_to_later_rows_what_those_with_logits_leave(kind: str) -> None:
-    runner = RUNNERS[kind]
+    runner = runner_of(kind)
     use_threads(1, in_integers=True)
     expected = logits_of(runner, TEXT)
     use_threads(2, in_integers=True)
@@ -514,7 +518,7 @@ def test_rows_without_logits_leave_to_later_rows_what_those_with_logits_leave(ki
 
 
 def test_of_a_prompt_the_last_layer_runs_the_rows_with_logits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, team, ran = RUNNERS["llama"], machine_code("team").ThreadTeam, list[tuple[int, ...]]()
+    runner, team, ran = runner_of("llama"), machine_code("team").ThreadTeam, list[tuple[int, ...]]()
     names = ("num_rows", "first_layer", "keeps_alone", "num_chosen")
     monkeypatch.setattr(
         team,
