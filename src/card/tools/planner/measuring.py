@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from card.assembly.drafters import load_state_draft
+from card.assembly.drafters import as_it_drafts, load_state_draft
 from card.assembly.latency.timing import measure_pass_cost
 from card.errors import PlanError
 from card.machine.threads import CoreSet, default_threads, pinned
@@ -110,10 +110,10 @@ def state_draft_of(target_name: str, draft: str, target: LoadedModel, tokenizer:
         raise PlanError(f"{draft} drafts from text alone: make its profile by its own name, card profile {draft}")
     runner = make_runner(target, max_model_len=min(_MAX_MODEL_LEN, context_limit(target)))
     name = target_name if draft == OWN_BLOCK else draft
-    made = load_state_draft(name, target, runner, tokenizer, dtype=dtype)
+    made = load_state_draft(name, target, runner, dtype=dtype)
     if isinstance(made, EagleHead) and made.inputs.num_tokens > 1:
         raise PlanError(f"{draft} drafts several tokens in a pass, which a plan cannot follow: leave it out")
-    return made
+    return as_it_drafts(made, target, tokenizer)
 
 
 def _device_name(device: str) -> str:
