@@ -296,7 +296,7 @@ NAMES = st.sampled_from(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(fields=st.dictionaries(NAMES, JSON, max_size=4), path=st.sampled_from([CHAT, COMPLETIONS, "/tokenize"]))
 def test_no_json_at_all_is_the_servers_own_failure(server: Running, fields: dict[str, Any], path: str) -> None:
     response = server.post(path, json.dumps({**fields, "n": 1} if path != "/tokenize" else fields).encode())

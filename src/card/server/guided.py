@@ -131,7 +131,7 @@ class GuidedFields(Strict):
     guided_choice: _Choices = None
     guided_grammar: _Source = None
     grammar_: Annotated[str | None, BeforeValidator(_or_none)] = Field(
-        None, alias="grammar", description="as llama.cpp names it; an empty one is none"
+        None, alias="grammar", description="as llama.cpp names it; an empty text counts as left out"
     )
     json_schema: _JsonSchema = Field(None, description="of the answer, as llama.cpp names it")
 
