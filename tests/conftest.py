@@ -65,9 +65,10 @@ def own_logs() -> Iterator[None]:
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # The same examples wherever the tests run, so that everybody finds the same things; `make test-slow` draws new ones. No
-# deadline: a loaded machine is slow, not wrong.
-hypothesis.settings.register_profile("same", deadline=None, derandomize=True, max_examples=25, print_blob=True)
-hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
+# deadline, nor a bound of time for making examples: a loaded machine is slow, not wrong.
+_UNHURRIED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "print_blob": True}
+hypothesis.settings.register_profile("same", derandomize=True, max_examples=25, **_UNHURRIED)
+hypothesis.settings.register_profile("new", **_UNHURRIED)
 hypothesis.settings.load_profile(EXAMPLES)
 
 

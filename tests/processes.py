@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import psutil
+
+
+def unhurried(written: str) -> str:
+    """Return what a command wrote without the lines that tell how long it has taken: a busy machine takes long."""
+    return re.sub(r"^.* \(\d+ s\)\n", "", written, flags=re.MULTILINE)
 
 
 def has_ended(pid: int) -> bool:

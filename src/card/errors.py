@@ -97,6 +97,10 @@ class WorkerError(CardError):
     """A worker died, hangs or could not be started within its time limit."""
 
 
+class ClosedError(WorkerError):
+    """The engine was shut down by its owner."""
+
+
 class TargetError(CardError):
     """The target's pass failed for this request; other requests go on."""
 

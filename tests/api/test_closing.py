@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from card import LLM, AsyncLLM, SamplingParams
-from card.errors import SettingsError, WorkerError
+from card.errors import ClosedError, SettingsError, WorkerError
 from card.machine.home import AT_HOME
 
 QUICK: dict[str, Any] = {"cache": False, "check": False, "policy": "fixed"}
@@ -51,7 +51,7 @@ def test_whoever_is_answered_while_another_thread_closes_hears_that_it_is_closed
     while not heard.empty():
         if isinstance(one := heard.get(), Exception):
             errors.append(one)
-    assert [(type(one), str(one)) for one in errors] == [(WorkerError, "the engine was shut down; make a new LLM")] * 3
+    assert [(type(one), str(one)) for one in errors] == [(ClosedError, "the engine was shut down; make a new LLM")] * 3
 
 
 def test_a_closed_llm_refuses_what_a_closed_async_llm_refuses() -> None:

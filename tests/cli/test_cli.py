@@ -25,6 +25,7 @@ from card.models.warn_once import warn_once
 from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.pair import Pair
+from tests.processes import unhurried
 from tests.reaching_in import say_why_not_int8
 from tests.waiting import PATIENCE_S
 
@@ -125,10 +126,12 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
             "--min-tokens must be from 0 to --max-tokens (256), got 300",
         ),
         (["generate", *PAIR, "--logit-bias", "5:3", "hi"], "a token id and a number such as 5=-100, got '5:3'"),
-        (["generate", *PAIR, "--logit-bias", "5=101", "hi"], "the logit_bias of token 5 must be"),
+        (["generate", *PAIR, "--logit-bias", "5=101", "hi"], "the --logit-bias of token 5 must be"),
         (["generate", *PAIR, "--logit-bias", "99999=1", "hi"], "--logit-bias has token 99999, but the target has"),
         (["generate", *PAIR, "--json-schema", "/no/such/file", "hi"], "No such file"),
         (["generate", *PAIR, "--json-object", "--regex", "a", "hi"], "exclude each other"),
+        (["generate", *PAIR, "--regex", "(", "hi"], "correct it or leave --regex out"),
+        (["generate", *PAIR, "--max-model-len", "2", "a b c d e"], "or raise --max-model-len if"),
         (["generate", *PAIR, "--json-object", "--ignore-eos", "hi"], "--ignore-eos contradicts a grammar"),
         (["generate", *PAIR, "--verify", "bush", "hi"], "verify must be one of chain, tree"),
         (["generate", *PAIR, "--beam-width", "0", "hi"], "--beam-width must be from 1 to 256"),
@@ -388,7 +391,7 @@ def test_the_command_runs_with_a_drafter_process_and_leaves_none(pair, plain):
         timeout=PATIENCE_S,
         check=False,
     )
-    assert (ran.returncode, ran.stderr.decode()) == (0, cut_at(32))
+    assert (ran.returncode, unhurried(ran.stderr.decode())) == (0, cut_at(32))
     result = json.loads(ran.stdout)
     params = SamplingParams(temperature=0.0, max_tokens=32, seed=0)
     wanted = plain.chat([{"role": "user", "content": PROMPT}], params)[0].outputs[0]

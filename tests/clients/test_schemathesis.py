@@ -11,7 +11,7 @@ import pytest
 from tests.clients.running import FOLDER, KEY, installed, run_client
 from tests.server.running import Command, command
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(4000)]
 
 CHECKS = (
     "not_a_server_error",

@@ -22,7 +22,8 @@ KINDS: list[Kind] = [SamplingParams, DraftSettings, EngineSettings]
 NAN, INF = math.nan, math.inf
 
 BAD: list[tuple[Kind, str, list[Any], str]] = [
-    (SamplingParams, "temperature", [-0.1, INF, NAN], "0 or more"),
+    (SamplingParams, "temperature", [-0.1, NAN], "0 or more"),
+    (SamplingParams, "temperature", [INF], "finite and 0 or more"),
     (SamplingParams, "top_k", [-1], "0 (keep all) or more"),
     (SamplingParams, "top_p", [0.0, -0.5, 1.01, NAN], "above 0 and at most 1"),
     (SamplingParams, "min_p", [-0.1, 1.0, NAN], "at least 0 and below 1"),
@@ -32,7 +33,8 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (SamplingParams, "stop_token_ids", [(-1,), (4, -2)], "a list of ids of 0 or more"),
     (SamplingParams, "presence_penalty", [-2.1, 2.1, NAN], "from -2 to 2"),
     (SamplingParams, "frequency_penalty", [-2.1, 2.1, NAN], "from -2 to 2"),
-    (SamplingParams, "repetition_penalty", [0.0, -1.0, INF, NAN], "above 0, 1 changes nothing"),
+    (SamplingParams, "repetition_penalty", [0.0, -1.0, NAN], "above 0, 1 changes nothing"),
+    (SamplingParams, "repetition_penalty", [INF], "finite and above 0, 1 changes nothing"),
     (SamplingParams, "min_tokens", [-1], "0 or more"),
     (SamplingParams, "logprobs", [-1, 21, 2.0, True], "None or a number of alternatives from 0 to 20"),
     (SamplingParams, "logit_bias", [[(1, 2.0)], "5"], "a mapping of token ids to numbers"),
@@ -237,7 +239,7 @@ def test_lists_may_be_arrays_or_tensors() -> None:
     ("values", "said"),
     [
         ({"temperature": np.float32("nan")}, "temperature must be 0 or more, got nan"),
-        ({"temperature": np.array(math.inf)}, "temperature must be 0 or more, got inf"),
+        ({"temperature": np.array(math.inf)}, "temperature must be finite and 0 or more, got inf"),
         ({"temperature": np.array([0.5])}, "temperature must be a number or None, got array([0.5])"),
         ({"seed": np.float64(1.0)}, "seed must be an integer from 0 to 2**63 - 1, got 1.0"),
         ({"seed": np.uint64(2**63)}, f"seed must be an integer from 0 to 2**63 - 1, got {2**63}"),

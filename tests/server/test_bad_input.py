@@ -189,6 +189,14 @@ def test_the_limit_of_a_server_is_for_what_the_context_leaves_of_a_request(serve
         assert strict.complete(prompt=ids, max_tokens=50, ignore_eos=True)["usage"]["completion_tokens"] == 2
         asked = {"prompt": PROMPT, "max_tokens": 50}
         assert "at most 7 on this server, got 50" in refused(strict.post(COMPLETIONS, asked), 400)["message"]
+        chat = {"messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 50}
+        told = refused(strict.post("/v1/chat/completions", chat), 400)
+        assert told["param"] == "max_completion_tokens" and told["message"].startswith("max_completion_tokens may be")
+
+
+def test_a_grammar_that_cannot_be_used_is_named_as_it_was_sent(server: Running) -> None:
+    told = refused(server.post(COMPLETIONS, {"prompt": PROMPT, "guided_regex": "("}), 400)
+    assert told["param"] == "guided_regex" and told["message"].startswith("the regex of guided_regex cannot be used: ")
 
 
 def test_a_completion_that_asks_for_no_length_gets_the_usual_one_or_the_server_s_limit(server: Running) -> None:
@@ -288,7 +296,7 @@ NAMES = st.sampled_from(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(fields=st.dictionaries(NAMES, JSON, max_size=4), path=st.sampled_from([CHAT, COMPLETIONS, "/tokenize"]))
 def test_no_json_at_all_is_the_servers_own_failure(server: Running, fields: dict[str, Any], path: str) -> None:
     response = server.post(path, json.dumps({**fields, "n": 1} if path != "/tokenize" else fields).encode())

@@ -129,6 +129,14 @@ def test_the_limits_that_are_described_are_those_of_this_server(server: Running)
     assert fields["max_tokens"]["anyOf"][0]["maximum"] == server.llm.max_model_len - 1
 
 
+def test_an_empty_grammar_is_described_as_it_is_taken(server: Running) -> None:
+    fields = server.client.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert "minLength" not in str(fields["grammar"]) and fields["guided_grammar"]["anyOf"][0]["minLength"] == 1
+    for name, status in (("grammar", 200), ("guided_grammar", 400)):
+        asked = {"prompt": PROMPT, "max_tokens": 1, name: ""}
+        assert server.post("/v1/completions", asked).status_code == status, name
+
+
 def test_a_key_is_described_where_one_is_needed(server: Running) -> None:
     assert "securitySchemes" not in server.client.get("/openapi.json").json()["components"]
     with serving(server.llm, api_keys=("secret",)) as guarded:

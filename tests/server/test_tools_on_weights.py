@@ -40,7 +40,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     assert os.environ.get("CARD_WEIGHTS"), "set CARD_WEIGHTS to the folder that scripts/fetch_weights.py wrote"
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there; run python scripts/fetch_weights.py {request.param}")
-    llm = AsyncLLM(str(folder), method="lookup", max_model_len=1024)
+    llm = AsyncLLM(str(folder), method="lookup", max_model_len=1024, grammar_timeout_s=600.0)
     with serving(llm, served_model_names=("qwen",)) as running:
         yield running
     asyncio.run(llm.shutdown())

@@ -16,7 +16,7 @@ from card.api.outputs import AnswerText
 from card.engine.metrics import EngineStats
 from card.engine.request import Request, Update
 from card.engine.scoring import ScoringJob
-from card.errors import SettingsError, WorkerError, in_words
+from card.errors import ClosedError, SettingsError, WorkerError, in_words
 
 logger = logging.getLogger(__name__)
 IDLE_LOOK_S = 1.0  # an idle engine still listens so often, so that neither side takes the other for dead
@@ -133,7 +133,7 @@ class Driver:
     # ---- the engine's thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        death = WorkerError("the engine was shut down; make a new AsyncLLM")
+        death: WorkerError = ClosedError("the engine was shut down; make a new AsyncLLM")
         try:
             while (commands := self._next_commands()) is not None:
                 for command in commands:
@@ -242,6 +242,6 @@ def _last_update(request: Request, death: WorkerError) -> Update:
 
 def _copy_of(error: WorkerError) -> WorkerError:
     """Return a copy to raise: an exception raised in several places collects all their tracebacks."""
-    copy = WorkerError(str(error))
+    copy = type(error)(str(error))
     copy.__cause__ = error.__cause__
     return copy

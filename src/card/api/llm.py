@@ -23,7 +23,7 @@ from card.config.sampling import choices_of
 from card.engine.engine import Engine
 from card.engine.metrics import EngineStats
 from card.engine.request import Update
-from card.errors import SettingsError, WorkerError
+from card.errors import ClosedError, SettingsError
 from card.links.child import DrafterChild
 from card.models.own.decoder_model import LoadedModel
 from card.text.prompts import Messages
@@ -204,7 +204,7 @@ class LLM(Hosted):
     def _check_open(self) -> None:
         self._host.home.check()
         if self._is_closed:
-            raise WorkerError("the engine was shut down; make a new LLM")
+            raise ClosedError("the engine was shut down; make a new LLM")
 
     @contextmanager
     def _held(self) -> Iterator[Engine]:

@@ -15,7 +15,7 @@ from card.cli.parts.command import StderrHandler
 from card.cli.parts.groups import CardGroup
 from card.cli.parts.interrupts import INTERRUPTED, is_interrupt, raising
 from card.config.record import Command
-from card.errors import CardError, ShortageError
+from card.errors import CardError, ShortageError, spelled
 from card.machine.memory import is_shortage
 from card.models.shortage import shortage_in_words
 
@@ -59,12 +59,12 @@ def main() -> None:
     except click.ClickException as error:
         _fail(error, error.format_message())
     except CardError as error:
-        _fail(error, shortage_in_words() if is_shortage(error) and not isinstance(error, ShortageError) else str(error))
+        _fail(error, _of_memory() if is_shortage(error) and not isinstance(error, ShortageError) else str(error))
     except (click.Abort, KeyboardInterrupt):
         _end_interrupted()
     except Exception as error:
         if is_shortage(error):
-            _fail(error, shortage_in_words())
+            _fail(error, _of_memory())
         if isinstance(error, OSError) and error.errno in _LOST and error.filename is None:
             _leave_output()
             _fail(error, f"the output cannot be written: {error.strerror}; write to another place")
@@ -72,6 +72,10 @@ def main() -> None:
             raise
         _end_interrupted()
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _of_memory() -> str:
+    return spelled(shortage_in_words(), lambda setting: f"--{setting.replace('_', '-')}")
 
 
 def _leave_output() -> None:

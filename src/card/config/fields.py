@@ -196,7 +196,8 @@ class Setting:
             if item == "" and self.default != "" and not self.is_list:
                 return self.rule.allowed or "a string that is not empty"
             if not self.rule.bounds.hold(item):
-                return self.rule.allowed or f"{self.rule.bounds} {self.rule.unit}".rstrip()
+                words = self.rule.allowed or f"{self.rule.bounds} {self.rule.unit}".rstrip()
+                return f"finite and {words}" if item in (math.inf, -math.inf) else words
             if isinstance(item, int) and item not in _INTEGERS:
                 return "a number of 64 bits at most"
         return ""

@@ -255,9 +255,9 @@ def _checked_bias(given: object) -> LogitBias:
     biases = {plain(token_id): plain(value) for token_id, value in given.items()}
     for token_id, value in biases.items():
         is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
-        require(is_id, "a token of logit_bias", "an id of 0 or more", token_id)
+        require(is_id, f"a token of {named('logit_bias')}", "an id of 0 or more", token_id)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and -100.0 <= value <= 100.0
-        require(is_number, f"the logit_bias of token {token_id}", "a number from -100 to 100", value)
+        require(is_number, f"the {named('logit_bias')} of token {token_id}", "a number from -100 to 100", value)
     return LogitBias({int(token_id): float(value) for token_id, value in sorted(biases.items())})
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from card.errors import CapacityError, CardError, PromptError, TargetError, in_words
+from card.errors import CapacityError, CardError, PromptError, TargetError, in_words, named
 from card.machine.threads import CoreSet, pinned
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.models.rows.pool import SequencePool
@@ -68,7 +68,9 @@ class Scorer:
                 f"{self._model.max_model_len}"
             )
         if not self._pool.can_ever_hold(len(token_ids)):
-            raise PromptError(f"the prompt has {len(token_ids)} tokens, more than kv_cache_memory holds; shorten it")
+            raise PromptError(
+                f"the prompt has {len(token_ids)} tokens, more than {named('kv_cache_memory')} holds; shorten it"
+            )
 
     def add(self, job: ScoringJob) -> None:
         """Queue a text that passed `check`."""

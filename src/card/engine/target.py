@@ -23,7 +23,7 @@ from card.engine.self_drafter import SelfDrafter
 from card.engine.sequence import Sequence, Work, longest_text
 from card.engine.target_pass import MASK_WAIT_S, DraftPass, Pass
 from card.engine.watchers import Watchers
-from card.errors import PromptError
+from card.errors import PromptError, named
 from card.models.images import Seeing
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent, Routed
 from card.models.rows.pool import SequencePool
@@ -109,7 +109,7 @@ class TargetWorker:
         if len(prompt_ids) >= model.max_model_len:
             raise PromptError(
                 f"the prompt has {len(prompt_ids)} tokens, but the context holds {model.max_model_len} and one must be "
-                "left for the answer; shorten the prompt, or raise max_model_len if the model allows it"
+                f"left for the answer; shorten the prompt, or raise {named('max_model_len')} if the model allows it"
             )
         for token_id in prompt_ids:
             if not 0 <= token_id < model.vocab_size:
@@ -120,8 +120,8 @@ class TargetWorker:
         if not self.pool.can_ever_hold(num_rows):
             raise PromptError(
                 f"the request may need {num_rows} KV rows ({len(prompt_ids)} tokens of prompt, "
-                f"{request.params.max_tokens} new ones), more than kv_cache_memory holds; shorten it, lower max_tokens "
-                "or raise kv_cache_memory"
+                f"{request.params.max_tokens} new ones), more than {named('kv_cache_memory')} holds; shorten it, lower "
+                f"{named('max_tokens')} or raise {named('kv_cache_memory')}"
             )
         drafted = max(tree, request.draft.num_speculative_tokens) if tree else 0
         return LiveRequest(request, num_rows, num_spare_rows=drafted + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from card.errors import ModelError
+from card.errors import ModelError, named
 from card.models.names import model_name
 
 LONG_ROPE = "longrope"  # the type of angles with one list of factors for short texts, and one for long ones
@@ -29,6 +29,6 @@ def switch_len(model: Any, max_model_len: int) -> int | None:
     if len(lengths) > 1:
         raise ModelError(
             f"the layers of {model_name(model)} take their rotary factors for long texts from different lengths on:"
-            f" {lengths}; set max_model_len to {lengths[1]} or less"
+            f" {lengths}; set {named('max_model_len')} to {lengths[1]} or less"
         )
     return lengths[0] if lengths else None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from card.errors import CapacityError, ModelError
+from card.errors import CapacityError, ModelError, named
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Floats
 from card.models.features import Features
@@ -70,7 +70,7 @@ class RowRunner(ABC):
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if max_model_len < 1 or max_tree_rows < 0 or (longest is not None and max_model_len > longest):
             raise ModelError(
-                f"max_model_len must be 1 to {longest or 'any number'} and max_tree_rows 0 or more for"
+                f"{named('max_model_len')} must be 1 to {longest or 'any number'} and max_tree_rows 0 or more for"
                 f" {model_name(model)}, got {max_model_len} and {max_tree_rows}"
             )
         self.max_model_len = max_model_len  # most positions of one sequence
@@ -119,7 +119,7 @@ class RowRunner(ABC):
         """Take images from now on. Raises: ModelError if this model cannot be run with images."""
         reason = self._reason_blind(tower)
         if reason is not None:
-            raise ModelError(f"this model cannot take images: {reason}; set max_images to 0 for text alone")
+            raise ModelError(f"this model cannot take images: {reason}; set {named('max_images')} to 0 for text alone")
         self._shown = ShownImages(tower)
 
     def _reason_blind(self, tower: Tower) -> str | None:
@@ -292,8 +292,8 @@ class RowRunner(ABC):
             self._cache.make_room(extension.slot, start)
             if (last := tree.furthest(start)) >= self.max_model_len:
                 raise CapacityError(
-                    f"slot {extension.slot}: a token at position {last} does not fit into max_model_len"
-                    f" ({self.max_model_len}); end the sequence, or set a larger max_model_len"
+                    f"slot {extension.slot}: a token at position {last} does not fit into "
+                    f"{named('max_model_len')} ({self.max_model_len}); end the sequence, or set a larger one"
                 )
         return token_ids_of(extensions, self.num_embeddings)
 

@@ -6,13 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from card.errors import ModelError, ShortageError
+from card.errors import ModelError, ShortageError, named
 from card.machine.memory import in_gigabytes, is_shortage, memory_in_words
 from card.models.files.gguf.parts import part_files
 from card.models.files.places import local_model
 from card.models.files.weight_files import raw_config
 
-_ADVICE = "take a smaller model, a quantised GGUF file or dtype int8, lower max_model_len, or allow more memory"
+_ADVICE = (
+    f"take a smaller model, a quantised GGUF file or {named('dtype')} int8, lower {named('max_model_len')}, "
+    "or allow more memory"
+)
 
 
 @contextlib.contextmanager
@@ -32,7 +35,7 @@ def telling_shortage(*models: object, max_model_len: int | None = None) -> Itera
 
 
 def shortage_in_words(*models: object, max_model_len: int | None = None) -> str:
-    """Return the line for users; arguments as of `telling_shortage`."""
+    """Return the line for users, its settings named; arguments as of `telling_shortage`."""
     names = [model for model in models if isinstance(model, str)]
     needs = [f"{name} has {in_gigabytes(num_bytes)} of weights" for name in names if (num_bytes := _stored_bytes(name))]
     if names and max_model_len and (num_bytes := _kv_bytes(names[0], max_model_len)):

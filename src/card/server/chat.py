@@ -51,6 +51,8 @@ async def start_chat(
     Args:
         has_thoughts: whether clients of this API send thoughts back.
     """
+    if fields.max_completion_tokens is not None:
+        request.state.spelling = {"max_tokens": "max_completion_tokens", **request.state.spelling}
     prompt_ids = await service.encode(plan.conversation)
     grammar = plan.grammar(prompt_ids)
     params = sampling_params(

@@ -11,6 +11,7 @@ from card.config import SamplingParams
 from card.errors import (
     CapacityError,
     CardError,
+    ClosedError,
     GrammarError,
     PromptError,
     SettingsError,
@@ -122,6 +123,8 @@ def as_api_error(error: Exception, spelling: Mapping[str, str] = MappingProxyTyp
         words = (*error.settings, *re.findall(r"\w+", str(error)))
         param = next((name for name in words if name in _PARAMS), None)
         return as_api_error(bad_request(error.args[0], param=param and named(param)), spelling)
+    if isinstance(error, ClosedError):
+        return shutting_down()
     if isinstance(error, WorkerError):
         return ApiError(503, str(error), code="engine_down", retry_after_s=10)
     if isinstance(error, CapacityError):

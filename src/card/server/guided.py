@@ -130,7 +130,9 @@ class GuidedFields(Strict):
     guided_regex: _Source = None
     guided_choice: _Choices = None
     guided_grammar: _Source = None
-    grammar_: Annotated[_Source, BeforeValidator(_or_none)] = Field(None, alias="grammar")  # llama.cpp's
+    grammar_: Annotated[str | None, BeforeValidator(_or_none)] = Field(
+        None, alias="grammar", description="as llama.cpp names it; an empty text counts as left out"
+    )
     json_schema: _JsonSchema = Field(None, description="of the answer, as llama.cpp names it")
 
     _check_json = field_validator("guided_json", "json_schema")(_as_schema)

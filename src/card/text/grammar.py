@@ -326,4 +326,6 @@ def _refusal(grammar: Grammar, reason: str) -> str:
     said = first_line(reason).replace(
         _ONE_OF, "it is not known whether the alternatives of oneOf exclude each other; use anyOf"
     )
-    return f"the {grammar.kind} of grammar cannot be used: {said}; correct it or leave {named('grammar')} out"
+    return (
+        f"the {grammar.kind} of {named('grammar')} cannot be used: {said}; correct it or leave {named('grammar')} out"
+    )

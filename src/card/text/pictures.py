@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from card.config.fields import require
-from card.errors import PromptError, SettingsError, in_few_words
+from card.errors import PromptError, SettingsError, in_few_words, named
 from card.machine.packages import install_command
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def read_pictures(sources: Sequence[object], bounds: PictureBounds) -> list[Pict
     if len(sources) > bounds.max_images:
         most = f"at most {bounds.max_images}" if bounds.max_images else "none"
         raise PromptError(
-            f"the prompt has {len(sources)} images, but this engine takes {most}; leave some out, or raise max_images"
+            f"the prompt has {len(sources)} images, but this engine takes {most}; leave some out, or raise "
+            f"{named('max_images')}"
         )
     return [_read(source, bounds, f"image {idx}") for idx, source in enumerate(sources)]
 

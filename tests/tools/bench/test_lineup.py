@@ -142,5 +142,9 @@ def test_pairs_that_cannot_run_a_row_or_share_a_name_are_refused() -> None:
     with pytest.raises(SettingsError, match="row ctc needs a head of card train ctc: give --ctc FILE"):
         make_plan([BASELINE, "ctc"], [pair], SETTINGS, DATA)
     assert make_plan([BASELINE, "ctc"], [pair], replace(SETTINGS, own={"ctc": "head"}), DATA).rows
+    with pytest.raises(SettingsError, match=r"row card\+store needs a file: give suffix_store"):
+        make_plan([BASELINE, "card+store"], [pair], SETTINGS, DATA)
+    assert make_plan([BASELINE, "card+store"], [pair], replace(SETTINGS, own={"suffix_store": "f"}), DATA).rows
+    assert make_plan([BASELINE, "card+recycling"], [pair], SETTINGS, DATA).rows
     with pytest.raises(SettingsError, match="two pairs are named"):
         make_plan([BASELINE], [pair, pair], SETTINGS, DATA)

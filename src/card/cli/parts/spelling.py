@@ -6,14 +6,21 @@ import contextlib
 from collections.abc import Iterator
 
 import click
+from click.core import ParameterSource
 
 from card.errors import CardError
 
+_FORMS = ("json_object", "json_schema", "regex")  # names of the options for the form of a text
+
 
 def spelled_for(command: click.Command, setting: str) -> str:
-    """Return how the setting is given to a command; its name if it cannot be."""
+    """Return how the setting is given to a command, a grammar as it was given; its name if it cannot be."""
+    context = click.get_current_context(silent=True)
+    names = (setting,)
+    if setting == "grammar" and context is not None:
+        names = tuple(name for name in _FORMS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
     for one in command.params:
-        if one.name == setting:
+        if one.name in names:
             return one.opts[0] if isinstance(one, click.Option) else one.human_readable_name.upper()
     return setting
 

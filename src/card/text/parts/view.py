@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.text.parts.answer_format import AnswerFormat, Part
 from card.text.parts.families import find_format, has_tools
 from card.text.parts.formats import AUTO, FORMATS, NONE
@@ -60,7 +60,7 @@ class AnswerView:
 def check_format_name(name: str) -> None:
     """Raise SettingsError for a name of no format."""
     if name != AUTO and name not in FORMATS:
-        raise SettingsError(f"answer_format must be {AUTO} or one of {', '.join(FORMATS)}, got {name!r}")
+        raise SettingsError(f"{named('answer_format')} must be {AUTO} or one of {', '.join(FORMATS)}, got {name!r}")
 
 
 class ModelAnswers:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from card.errors import ModelError
+from card.errors import ModelError, named
 from card.models.long_texts import LONG_ROPE
 from card.models.names import model_name
 from card.models.rows.row_tree import BoolArray
@@ -33,7 +33,7 @@ class LongRope:
         if not self._modules:
             raise ModelError(
                 f"the rotary factors of {model_name(model)} for long texts cannot be chosen for each text; set"
-                f" max_model_len to {switch_len} or less"
+                f" {named('max_model_len')} to {switch_len} or less"
             )
 
     @contextlib.contextmanager

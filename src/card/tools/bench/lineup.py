@@ -41,6 +41,7 @@ from card.tools.bench.row_names import (
     THEIRS,
     UNCOUPLED,
     Spec,
+    needed_files,
     needed_head,
     needs_draft,
     settings_read,
@@ -150,9 +151,11 @@ class BenchPlan:
 
     def __post_init__(self) -> None:
         if self.repeats < 1 or (self.limit is not None and self.limit < 1):
-            raise SettingsError(f"repeats and limit must be 1 or more, got {self.repeats} and {self.limit}")
+            raise SettingsError(
+                f"{named('repeats')} and {named('limit')} must be 1 or more, got {self.repeats} and {self.limit}"
+            )
         if self.params.max_tokens < 2:
-            raise SettingsError(f"max_tokens must be 2 or more, got {self.params.max_tokens}")
+            raise SettingsError(f"{named('max_tokens')} must be 2 or more, got {self.params.max_tokens}")
 
 
 def make_plan(
@@ -179,6 +182,8 @@ def make_plan(
             head = needed_head(name)
             if head is not None and settings.own.get(head) is None:
                 raise SettingsError(f"row {name} needs a head of card train {head}: give --{head} FILE")
+            if lacking := [one for one in needed_files(name) if settings.own.get(one) is None]:
+                raise SettingsError(f"row {name} needs a file: give {named(lacking[0])}")
         opened[pair.name] = partial(Lineup, names, pair, settings)
     rows = tuple(settings.facts_of(name) for name in names)
     return BenchPlan(

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from card.config.method import BenchRow, Drafter, Method
-from card.config.registry import all_methods, find_method, methods, records, settings_of_writers
+from card.config.registry import all_methods, find_method, methods, own_settings, records, settings_of_writers
+from card.config.splitting import engine_settings
 from card.drafting.local import writer_names
 from card.errors import SettingsError
 from card.family.judges.knobs import parse_judge
@@ -190,6 +191,13 @@ def needed_head(name: str) -> str | None:
     """Return the setting that names the trained head of a row; None if it needs none."""
     method = None if name in THEIRS else find_method(spec_of(name).method)
     return method.reads[0] if method is not None and method.needs_head else None
+
+
+def needed_files(name: str) -> list[str]:
+    """Return the settings that name the files which the writers added to a row cannot do without."""
+    writers = set() if name in THEIRS else {f"writer {writer}" for writer in spec_of(name).engine.get("writers", ())}
+    known = engine_settings()
+    return [one for one in own_settings() if known[one].default is None and writers.intersection(known[one].readers)]
 
 
 def settings_read(name: str) -> frozenset[str]:
