@@ -148,7 +148,8 @@ class ExactDecoder:
         self._turn(buffers.rows[:num_rows, RowTable.angle], positions, images)
         hidden = buffers.hidden[:num_rows]
         ids = [one for step in steps for one in step.extension.token_ids]
-        hidden[:, : self._width] = self._embedded.of(ids)
+        if images is None or len(images.rows) < num_rows:
+            hidden[:, : self._width] = self._embedded.of(ids)
         hidden[:, self._width :] = 0.0  # a pass that gave NaN would otherwise leave it to all passes behind it
         if self._inputs is not None:
             self._inputs.take(ids)
