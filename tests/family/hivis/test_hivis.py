@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,9 +19,11 @@ from card.drafting.local.protocol import Observation
 from card.engine.metrics import RequestStats
 from card.errors import ModelError, SettingsError
 from card.family.hivis.drafting import BEAM_WIDTH, TextMemory, draft
+from card.family.hivis.fused import Fused
 from card.family.hivis.head import FusedHead
 from card.family.hivis.train_hivis import FusedExamples, HivisTrainSettings, train_fused, unrolled
 from card.family.hivis.writer import HivisSequence
+from card.family.learning.array_head import scaled_rows
 from card.family.learning.bound_module import scaled
 from card.family.learning.checkpoint import Checkpoint
 from card.family.learning.head_training import IGNORED, TrainedHead, common_tokens
@@ -145,19 +148,18 @@ def test_tokens_of_prompts_are_read_and_not_learnt(target: RowRunner, texts: Tar
 def test_a_draft_reads_in_each_step_what_the_unrolled_training_reads(
     target: RowRunner, texts: TargetTexts, done: TrainedHead[FusedHead]
 ) -> None:
-    head, place = done.head, texts.text(0)
+    head, running, place = done.head, done.head.running(), texts.text(0)
     states, embeddings = (
         scaled(texts.features[place]),
         scaled(as_tensor(target.embeddings(texts.token_ids[place].tolist()))),
     )
-    text = TextMemory(head)
-    with torch.inference_mode():
-        text.extend(0, states, embeddings)
-    (tree,) = draft(head, [text], num_layers=3)
+    text = TextMemory(running)
+    text.extend(0, states.numpy(), embeddings.numpy())
+    (tree,) = draft(running, [text], num_layers=3)
     path = tree.best_chain()
     label_of = {int(token_id): label for label, token_id in enumerate(head.token_ids)}
     labels = torch.tensor([label_of[token] for token in path.tokens])
-    guessed = torch.cat((embeddings, head.embedded(labels[:-1])))[None]
+    guessed = torch.cat((embeddings, as_tensor(running.embedded(labels[:-1].numpy()))))[None]
     truth = torch.cat((states, torch.zeros(2, states.shape[1])))[None]  # not known yet: no step may read them
     total = 0.0
     with torch.no_grad():
@@ -167,14 +169,13 @@ def test_a_draft_reads_in_each_step_what_the_unrolled_training_reads(
 
 
 def test_a_draft_is_the_same_alone_and_beside_other_texts(texts: TargetTexts, done: TrainedHead[FusedHead]) -> None:
-    memories = []
+    memories, running, states = [], done.head.running(), texts.features.numpy()
     for length in (5, 12, 1):
-        memories.append(TextMemory(done.head))
-        with torch.inference_mode():
-            memories[-1].extend(3, scaled(texts.features[:length]), scaled(texts.features[20 : 20 + length]))
-    together = draft(done.head, memories)
+        memories.append(TextMemory(running))
+        memories[-1].extend(3, scaled_rows(states[:length]), scaled_rows(states[20 : 20 + length]))
+    together = draft(running, memories)
     for memory, tree in zip(memories, together, strict=True):
-        (alone,) = draft(done.head, [memory])
+        (alone,) = draft(running, [memory])
         assert alone.best_chain().tokens == tree.best_chain().tokens
         assert len(tree) == BEAM_WIDTH * 8
         assert all(parent == ROOT or parent < idx for idx, parent in enumerate(tree.parents))
@@ -200,16 +201,16 @@ def test_a_setting_out_of_range_is_refused(name: str, value: Any) -> None:
 
 def test_a_file_that_is_missing_cut_off_or_no_drafter_is_refused_in_one_line(file: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"there is no file .*none; train a head with card train hivis"):
-        FusedHead.load(tmp_path / "none")
+        Fused.load(tmp_path / "none")
     cut, whole = tmp_path / "cut", Path(file).read_bytes()
     for size in (10, 1000, len(whole) - 8):
         cut.write_bytes(whole[:size])
         with pytest.raises(ModelError, match="cut is cut off or damaged") as caught:
-            FusedHead.load(cut)
+            Fused.load(cut)
         assert "\n" not in str(caught.value)
     cut.write_bytes(whole.replace(b"card-hivis-1", b"card-other-1"))
     with pytest.raises(ModelError, match=r"cut is no head \(card-hivis-1\); give a file that card train hivis wrote"):
-        FusedHead.load(cut)
+        Fused.load(cut)
 
 
 def test_a_drafter_of_another_target_is_refused_by_name(
@@ -289,21 +290,19 @@ def test_the_drafter_reads_in_the_engine_what_it_reads_in_training(
     monkeypatch.setattr(HivisSequence, "observe", observe)
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     answered(seeing, CONVERSATIONS[:1], params, method="hivis", hivis=file, prefill_chunk=prefill_chunk)
-    head = FusedHead.load(file)
+    head = Fused.load(file)
+    head.attach(target, file)
     place = texts.text(0)
-    states, embeddings = (
-        scaled(texts.features[place]),
-        scaled(as_tensor(target.embeddings(texts.token_ids[place].tolist()))),
-    )
+    states = scaled_rows(texts.features[place].numpy())
+    embeddings = scaled_rows(target.embeddings(texts.token_ids[place].tolist()))
     assert len(seen) > 2
     for first, keys, last_row in seen[:-1]:  # the last pass may have been cut
         num_rows = keys.shape[2]
         expected = TextMemory(head)
-        with torch.inference_mode():
-            expected.extend(0, states[:num_rows], embeddings[:num_rows])
+        expected.extend(0, states[:num_rows], embeddings[:num_rows])
         assert first == 0
-        torch.testing.assert_close(keys, expected.keys, atol=1e-3, rtol=1e-3)
-        torch.testing.assert_close(last_row, expected.last_row, atol=1e-3, rtol=1e-3)
+        np.testing.assert_allclose(keys, expected.keys, atol=1e-3, rtol=1e-3)
+        np.testing.assert_allclose(last_row, expected.last_row, atol=1e-3, rtol=1e-3)
 
 
 def test_a_text_whose_beginning_was_known_is_drafted_for_from_what_is_read(

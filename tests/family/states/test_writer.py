@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from card.errors import ModelError, SettingsError
 from card.family.states.writer import StateWriter, make_writer
 from card.models.block_loading import load_block
 from card.models.loading import load_decoder
+from card.models.own import layers
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.draft_block import DraftBlock
+from card.models.own.layers import embedded
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
@@ -54,6 +57,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Makes the folder of a kind once."""
     root = tmp_path_factory.mktemp("blocks")
     return functools.cache(lambda kind: random_of(kind).save(root / kind))
+
+
+def test_each_embedding_is_unpacked_once(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafting, unpacked = drafting_of(folder("qwen3_5"), random_of("qwen3_5")), list[int]()
+
+    def counted(embeddings: Any, token_ids: Sequence[int]) -> Any:
+        unpacked.extend(token_ids)
+        return embedded(embeddings, token_ids)
+
+    monkeypatch.setattr(layers, "embedded", counted)
+    assert_rounds_are_right(drafting, 2)
+    assert len(unpacked) == len(set(unpacked)) >= len(set(TEXT))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +12,12 @@ from card.family.ctc.slots import HEAD_FILE, HeadFacts, Slots
 from card.family.learning.bound_module import DraftingHead
 from card.family.learning.head_layer import DraftLayer
 from card.family.learning.layer_sizes import EPS
-from card.theirs.transformers.arrays import as_array
 
 
 class SlotHead(DraftingHead):
     """The head: logits of T slots over N tokens and the blank, which is the last one."""
 
-    FILE, FACTS = HEAD_FILE, HeadFacts
+    FILE, FACTS, DRAFTS_AS = HEAD_FILE, HeadFacts, Slots
     facts: HeadFacts
 
     def __init__(self, facts: HeadFacts, token_ids: Tensor, probe: Tensor) -> None:
@@ -51,9 +49,3 @@ class SlotHead(DraftingHead):
     def facts_of(cls, said: Mapping[str, str]) -> HeadFacts:
         """Parse the facts of a file. Raises: KeyError, ValueError if they are faulty."""
         return HeadFacts.of(said)
-
-    def running(self) -> Slots:
-        """Return the head as it drafts."""
-        said = {name: str(value) for name, value in asdict(self.facts).items()}
-        stored = {**self.state_dict(), "token_ids": self.token_ids, "probe": self.probe}
-        return Slots(said, {name: as_array(one) for name, one in stored.items()}, as_array(self._table))

@@ -13,19 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from card.family.ctc.losses import LOSSES, Loss
-from card.family.learning.layer_sizes import EPS, heads_of
+from card.family.learning.array_head import ArrayHead, layer_shapes, log_softmax, scaled_rows
+from card.family.learning.layer_sizes import EPS
 from card.kernels.number_types import Array, Floats
 from card.models.files.trained_file import TrainedFile
-from card.models.fingerprint import TargetSizes, target_difference
+from card.models.fingerprint import TargetSizes
 from card.models.own.exact_layers import rms_norm
 from card.models.rows.row_tree import BoolArray
-from card.models.runner import RowRunner
 
 HEAD_FILE = TrainedFile("head", "card-ctc-1", "card train ctc")
 
@@ -50,48 +49,29 @@ class HeadFacts(TargetSizes):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each weight by its name."""
-        d, size, rows = self.width, self.hidden_size, (self.width,)
-        square = {f"layer.{name}.weight": (d, d) for name in ("query", "key", "value", "out")}
+        d, size = self.width, self.hidden_size
         return {
             "read.weight": (d, 2 * size),
             "places": (self.window, d),
             "slots": (self.num_slots, d),
-            **square,
-            **{f"layer.{name}.weight": (2 * d, d) for name in ("gate", "up")},
-            "layer.down.weight": (d, 2 * d),
-            **{f"{name}.weight": rows for name in ("layer.norm", "layer.mlp_norm", "norm")},
+            **layer_shapes(d),
+            "norm.weight": (d,),
             "out.weight": (size, d),
             "blank.weight": (1, d),
             "blank.bias": (1,),
         }
 
 
-class Slots:
+class Slots(ArrayHead):
     """The head of a file: log-probabilities of T slots over N tokens and the blank, which is the last one."""
 
-    def __init__(self, said: Mapping[str, str], arrays: dict[str, Array], table: Floats | None = None) -> None:
-        """Take over a file's facts and arrays, and the target's embeddings [N, D], which `attach` may bring.
-
-        Raises: KeyError, ValueError if they do not fit.
-        """
-        self.facts = HeadFacts.of(said)
-        self.token_ids = arrays["token_ids"].astype(np.int64)  # [N]
-        self._probe = arrays["probe"].astype(np.float32)
-        for name, shape in self.facts.shapes.items():
-            if arrays[name].shape != shape:
-                raise ValueError(f"{name} has shape {list(arrays[name].shape)}, its facts ask for {list(shape)}")
-        self._weights = {name: arrays[name].astype(np.float32) for name in self.facts.shapes}
-        self._table: Floats = np.zeros((0, self.facts.hidden_size), np.float32) if table is None else table
+    FILE = HEAD_FILE
+    facts: HeadFacts
 
     @classmethod
-    def load(cls, path: str | Path) -> Slots:
-        """Read a head that a training wrote. Raises: ModelError for a missing, damaged or other file."""
-        return HEAD_FILE.load(path, cls)
-
-    def attach(self, target: RowRunner, name: str) -> None:
-        """Use the target's embeddings. Raises: ModelError if the head was trained for another target."""
-        HEAD_FILE.check_made_for("target", name, target_difference(self.facts, target, self._probe))
-        self._table = target.embeddings(self.token_ids.tolist())
+    def of(cls, said: Mapping[str, str], arrays: Mapping[str, Array], table: Floats | None = None) -> Slots:
+        """Make a head of what its file says; arguments and errors as of `ArrayHead.of`."""
+        return cls(HeadFacts.of(said), arrays, table)
 
     def logprobs(self, inputs: Floats, is_there: BoolArray) -> Floats:
         """Return the log-probabilities of the slots, [B, T, N + 1] float32; without CTC no slot is blank.
@@ -104,29 +84,14 @@ class Slots:
         read = inputs @ of["read.weight"].T
         slots = of["slots"] + read[:, -1:]
         seen = np.pad(is_there, ((0, 0), (0, self.facts.num_slots)), constant_values=True)
-        x = self._layer(slots, np.concatenate([read + of["places"], slots], 1), seen)
+        memory = self.memory(np.concatenate([read + of["places"], slots], 1))
+        x = self.layer(slots, *memory, seen[:, None])
         x = rms_norm(x, of["norm.weight"], EPS)
         logits: Any = (x @ of["out.weight"].T) @ self._table.T
         if self.facts.loss == "ctc":
             blank: Floats = x @ of["blank.weight"].T + of["blank.bias"]
-            return _log_softmax(np.concatenate([logits, blank], -1))
-        return np.pad(_log_softmax(logits), ((0, 0), (0, 0), (0, 1)), constant_values=-math.inf)
-
-    def _layer(self, slots: Floats, rows: Floats, seen: BoolArray) -> Floats:
-        """Return slots [B, T, d] after attention to rows [B, S, d] and the MLP; ``seen`` is [B, S]."""
-        of, num_heads = self._weights, heads_of(self.facts.width)
-        asking, asked = (rms_norm(one, of["layer.norm.weight"], EPS) for one in (slots, rows))
-        query = _heads(asking @ of["layer.query.weight"].T, num_heads)
-        key, value = (_heads(asked @ of[f"layer.{name}.weight"].T, num_heads) for name in ("key", "value"))
-        scores: Floats = query @ key.swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5)
-        scores[~np.broadcast_to(seen[:, None, None], scores.shape)] = -math.inf
-        mixed = (np.exp(_log_softmax(scores)) @ value).swapaxes(1, 2).reshape(slots.shape)
-        slots = slots + mixed @ of["layer.out.weight"].T
-        x = rms_norm(slots, of["layer.mlp_norm.weight"], EPS)
-        gate = x @ of["layer.gate.weight"].T
-        inner = gate / (1 + np.exp(-gate)) * (x @ of["layer.up.weight"].T)
-        added: Floats = slots + inner @ of["layer.down.weight"].T
-        return added
+            return log_softmax(np.concatenate([logits, blank], -1))
+        return np.pad(log_softmax(logits), ((0, 0), (0, 0), (0, 1)), constant_values=-math.inf)
 
 
 def inputs_of(features: Floats, embeddings: Floats) -> Floats:
@@ -136,16 +101,4 @@ def inputs_of(features: Floats, embeddings: Floats) -> Floats:
         features, embeddings: [n, D] each.
     Returns: float32; both halves have a mean square of 1.
     """
-    ones = np.ones(features.shape[-1], np.float32)
-    return np.concatenate([rms_norm(half.astype(np.float32), ones, EPS) for half in (features, embeddings)], -1)
-
-
-def _heads(x: Floats, num_heads: int) -> Floats:
-    """Return rows [B, S, d] as heads, [B, H, S, d / H]."""
-    return x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2)
-
-
-def _log_softmax(x: Floats) -> Floats:
-    below = x - x.max(-1, keepdims=True)
-    found: Floats = below - np.log(np.exp(below).sum(-1, keepdims=True))
-    return found
+    return np.concatenate([scaled_rows(features), scaled_rows(embeddings)], -1)

@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from card.errors import ModelError
 from card.family.learning.bound_module import STORED_DTYPE, SavedHead
-from card.family.learning.head_layer import ROTARY_BASE, turned
-from card.family.learning.layer_sizes import EPS
+from card.family.learning.head_layer import turned
+from card.family.learning.layer_sizes import EPS, ROTARY_BASE
 from card.kernels.number_types import dtype_name
 from card.models.files.eagle_folder import FC, LAYER_PREFIXES, stated_config
 from card.models.files.tensor_files import write_tensors

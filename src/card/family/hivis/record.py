@@ -24,7 +24,6 @@ RECORD = Record(
             writers=("hivis",),
             is_tuned=True,
             reads=("hivis",),
-            extra="torch",
         ),
     ),
     settings=HivisSettings,

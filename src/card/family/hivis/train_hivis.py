@@ -142,18 +142,18 @@ def _step_loss(states: Tensor, logits: Tensor, labels: Tensor, truth: Tensor) ->
     return words + _STATE_WEIGHT * functional.smooth_l1_loss(states[:, :-1][behind], truth[:, 1:][behind])
 
 
-@torch.inference_mode()
 def accepted_by_depth(head: FusedHead, examples: FusedExamples, num_candidates: int) -> tuple[float, ...]:
     """Return, for k = 1 and more, the share of rows whose next k tokens were among the candidates, in [0, 1]."""
-    texts, depths, num_rows = examples.texts, list[int](), 0
+    texts, depths, num_rows, running = examples.texts, list[int](), 0, head.running()
+    states, embeddings = examples.states.numpy(), examples.embeddings.numpy()
     for idx in examples.chosen:
         row, first = texts.text(idx), texts.answer(idx)
-        whole = TextMemory(head)
-        whole.extend(0, examples.states[row], examples.embeddings[row])
-        read = head.read(examples.states[row], examples.embeddings[row])
+        whole = TextMemory(running)
+        whole.extend(0, states[row], embeddings[row])
+        read = running.read(states[row], embeddings[row])
         ends = range(first + 1, row.stop)
         cut = [whole.until(end - row.start, read[end - 1 - row.start]) for end in ends]
-        for end, tree in zip(ends, draft(head, cut), strict=True):
+        for end, tree in zip(ends, draft(running, cut), strict=True):
             depths.append(num_right(tree.leading(num_candidates), texts.token_ids[end : row.stop].tolist()))
         num_rows += len(ends)
         if num_rows >= _MOST_MEASURED:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from card.config import EngineSettings
 from card.drafting.local.protocol import LocalWriter, Observation, WriterSequence
 from card.errors import SettingsError, named
 from card.family.hivis.drafting import MOST_LAYERS, TextMemory, draft
-from card.family.hivis.head import FusedHead
+from card.family.hivis.fused import Fused
 from card.family.hivis.record import HivisSettings
-from card.family.learning.bound_module import scaled
+from card.family.learning.array_head import scaled_rows
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_tensor
 from card.tree.logits import FloatArray
 from card.tree.nodes import NO_NODES, Nodes
 
@@ -49,10 +46,7 @@ class HivisSequence(WriterSequence):
         self._writer.waiting[self] = None
 
     def _extend(self, first: int, features: FloatArray, token_ids: Sequence[int]) -> None:
-        with torch.inference_mode():
-            self.memory.extend(
-                first, scaled(as_tensor(features)), scaled(as_tensor(self._writer.embeddings(token_ids)))
-            )
+        self.memory.extend(first, scaled_rows(features), scaled_rows(self._writer.embeddings(token_ids)))
 
     def close(self) -> None:
         """Drop out of the next draft."""
@@ -74,7 +68,7 @@ class HivisWriter(LocalWriter):
                 f"the writer hivis needs a drafter: give {named('hivis')} a file made with card train hivis"
             )
         self.name = file
-        self.head = FusedHead.load(self.name)
+        self.head = Fused.load(self.name)
         self.waiting: dict[HivisSequence, None] = {}  # with newest tokens that have no drafts yet
 
     def attach(self, target: RowRunner) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.family.learning.array_head import ArrayHead
 from card.family.learning.layer_sizes import EPS
 from card.kernels.number_types import Array
 from card.models.files.trained_file import TrainedFile
@@ -92,6 +93,7 @@ class DraftingHead(BoundModule):
     """A head that proposes some of the target's tokens, by the target's own embeddings."""
 
     BESIDES = ("token_ids", "probe")
+    DRAFTS_AS: ClassVar[type[ArrayHead]]
     token_ids: Tensor
     _table: Tensor
 
@@ -109,6 +111,12 @@ class DraftingHead(BoundModule):
         """Use the target's embeddings. Raises: ModelError if the head was trained for another target."""
         self.FILE.check_made_for("target", name, target_difference(self.facts, target, as_array(self.probe)))
         self._table = as_tensor(target.embeddings(self.token_ids.tolist())).clone()
+
+    def running(self) -> Any:
+        """Return the head as it drafts, of the kind `DRAFTS_AS`."""
+        said = {name: str(value) for name, value in asdict(self.facts).items()}
+        stored = {**self.state_dict(), "token_ids": self.token_ids, "probe": self.probe}
+        return self.DRAFTS_AS.of(said, {name: as_array(one) for name, one in stored.items()}, as_array(self._table))
 
 
 def round_weights(head: nn.Module) -> None:

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.family.learning.layer_sizes import EPS, heads_of
-
-ROTARY_BASE = 10_000.0
+from card.family.learning.layer_sizes import EPS, ROTARY_BASE, heads_of
 
 
 class DraftLayer(nn.Module):

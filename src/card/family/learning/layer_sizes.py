@@ -3,6 +3,7 @@
 from card.config.fields import require
 
 EPS = 1e-6  # of norms
+ROTARY_BASE = 10_000.0
 _HEAD_SIZE = 64  # or the whole width, if that is below
 
 

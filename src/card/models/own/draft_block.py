@@ -31,7 +31,7 @@ from card.models.inner_text import inner_name
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.exact_layers import as_stored, check_numbers, norm_weight, packed, rms_norm
 from card.models.own.expert_weights import split_experts
-from card.models.own.layers import BlockWeight, Linear, Weight, embedded
+from card.models.own.layers import BlockWeight, EmbeddedRows, Linear, Weight
 from card.models.own.plain_config import config_of_block, read_config
 
 _JOINING = (JOIN, TOKEN_NORM, STATE_NORM)
@@ -80,7 +80,7 @@ class RowInputs(Protocol):
 class BlockInputs:
     """The layers that make a row's input of a token's embedding and a state."""
 
-    embeddings: Weight  # [V, D], the target's
+    embeddings: EmbeddedRows  # [V, D], the target's
     token_norm: Floats  # [D]
     state_norm: Floats  # [D]
     eps: float
@@ -111,7 +111,7 @@ class BlockInputs:
 
     def rows(self, token_ids: Sequence[int], states: Floats) -> Floats:
         """Return the inputs of rows, [n, D], from tokens [n] and states [n, D]."""
-        tokens = rms_norm(embedded(self.embeddings, token_ids), self.token_norm, self.eps)
+        tokens = rms_norm(self.embeddings.of(token_ids), self.token_norm, self.eps)
         both = np.concatenate([tokens, rms_norm(states, self.state_norm, self.eps)], -1)
         return multiply_rows(both, self.join)[:, : self.width]
 
@@ -158,7 +158,7 @@ class DraftBlock(DecoderModel):
             norm_weight(np.asarray(joining[name]), architecture.norm_offset) for name in (TOKEN_NORM, STATE_NORM)
         )
         self.inputs: RowInputs = BlockInputs(
-            lent.embeddings,
+            EmbeddedRows(lent.embeddings),
             token_norm,
             state_norm,
             float(getattr(config, architecture.norm_eps)),

@@ -146,7 +146,8 @@ class ExactDecoder:
         hidden = buffers.hidden[:num_rows]
         ids = [one for step in steps for one in step.extension.token_ids]
         self._output.read(ids)
-        hidden[:, : self._width] = self._embedded.of(ids)
+        if images is None or len(images.rows) < num_rows:
+            hidden[:, : self._width] = self._embedded.of(ids)
         hidden[:, self._width :] = 0.0  # a pass that gave NaN would otherwise leave it to all passes behind it
         if self._inputs is not None:
             self._inputs.take(ids)
