@@ -43,6 +43,7 @@ from card.tools.bench.environment import allowed_cores
 
 _RESULTS = Path(__file__).parents[1] / "results" / "agents.jsonl"
 _TIMEOUT_S = 3600.0  # of one answer
+_LEAST_CONTEXT = 4096  # of llama-server, for the chat
 CHAT, AGENT, COPIES, STRUCTURED = KINDS = ("chat", "agent", "copy-edits", "structured")
 DAYS: Mapping[str, tuple[str, ...]] = {
     "as listed": KINDS,
@@ -218,7 +219,7 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     if args.llama_server:
         threads = str(len(allowed_cores()))
         theirs = [args.llama_server, "-m", args.target, "-t", threads, "-tb", threads, "-np", "1", "-ngl", "0"]
-        theirs += ["-c", str(args.sizes.last + args.sizes.first), "--no-webui"]
+        theirs += ["-c", str(max(_LEAST_CONTEXT, args.sizes.last + args.sizes.first)), "--no-webui"]
         drafting = ["-md", args.draft, "-td", threads, "-tbd", threads, "--spec-type"]
         speculating = {
             "plain": [],

@@ -333,6 +333,8 @@ def test_weights_that_have_changed_are_another_model(tmp_path: Path) -> None:
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "x")
+    hybrid = plain_runner(test_states.model_of(), max_model_len=64)
+    assert prefix_cache(settings, hybrid, is_named=True) is not None
     with pytest.raises(SettingsError, match="own pass"):
         prefix_cache(settings, plain_runner(model_of(), max_model_len=64, own_pass=False), is_named=True)
     with pytest.raises(SettingsError, match="give its name"):

@@ -257,7 +257,7 @@ class KVCache:
     def part_bytes(self, part: RowsPart) -> int:
         """Return the size of what `read_part` gives."""
         of_records = 0 if self._records is None else self._records.part_bytes(part)
-        return (part.end - part.first) * self._kv_bytes + of_records
+        return int((part.end - part.first) * self._kv_bytes + of_records)
 
     def read_part(self, slot: int, part: RowsPart) -> Any:
         """Return a copy of some rows of a chain, uint8: that of `KVLayout.runs` for these alone, and their records.

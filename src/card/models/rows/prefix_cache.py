@@ -130,8 +130,9 @@ class PrefixCache:
             if len(text) < SHARED_TOKENS or (found is not None and _GROWTH * found[1] > len(text)):
                 return
             with self._files.written(text, is_long=is_long) as add:
-                for part in parts_of(len(text)) if add is not None else ():
-                    add(self._settled(functools.partial(self._part, text, is_long, part)))
+                if add is not None:
+                    for part in parts_of(len(text)):
+                        add(self._settled(functools.partial(self._part, text, is_long, part)))
 
     def _settled(self, look: Callable[[], T]) -> T:
         """Return what a look at the pool gives that nothing has moved in meanwhile. Raises: _Gone."""
