@@ -87,7 +87,7 @@ MAX_ROOM_LINES = {
     "labs": 3700,
     "links": 2600,
     "machine": 1600,
-    "models": 15650,
+    "models": 15800,
     "server": 8500,
     "text": 6900,
     "theirs": 4100,
