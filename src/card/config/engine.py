@@ -93,7 +93,7 @@ class EngineSettings(Replaceable):
         "Draft only so many tokens.",
         least=1,
         allowed="a whole number of 1 or more",
-        shown="by the pair",
+        shown="by pair",
         read_by=DRAFTING_HERE,
         section="Models",
     )

@@ -57,8 +57,7 @@ def usual_ids(tokenizer: Tokenizer) -> tuple[int, ...] | None:
 
     None: texts use fewer tokens of this vocabulary, as far as they were counted, or it is hardly larger.
     """
-    vocabulary = tokenizer.get_vocab()
-    if len(vocabulary) < 2 * USUAL_TOKENS or len(used := used_ids(vocabulary)) < USUAL_TOKENS:
+    if len(tokenizer) < 2 * USUAL_TOKENS or len(used := used_ids(tokenizer.get_vocab())) < USUAL_TOKENS:
         return None
     return tuple(sorted({*used[:USUAL_TOKENS], *always_drafted(tokenizer)}))
 

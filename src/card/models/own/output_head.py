@@ -39,6 +39,11 @@ class OutputHead:
         self._ids = self._joining.ids
         self.linear = self._packed(self._joining.channels)
 
+    @property
+    def can_join(self) -> bool:
+        """Return whether tokens that passes read join it: it has no more than some."""
+        return self._joining is not None
+
     def read(self, token_ids: Iterable[int]) -> None:
         """Let tokens that the next pass reads be among those that it may propose."""
         if self._joining is None or not (panels := self._joining.join(token_ids)):
