@@ -4,7 +4,7 @@
     card profile DRAFT --threads 1,2 --out draft.json
     card record --target TARGET --draft DRAFT --data gsm8k=FILE --temperature 1 --seed 1 --out gsm8k-T1.rec
     python benchmarks/paper/real_loop.py --target target.json --draft draft.json --recording gsm8k=gsm8k-T1.rec \\
-        --out benchmarks/results/paper_real_loop.jsonl
+        --out FILE.jsonl
 
 What happens is replayed from recordings; time is virtual, by the measured passes and the time around them. Each model
 has one thread, as on two machines of one core. Layers in a round are tried, too: a wide one takes longer than a target
