@@ -162,8 +162,8 @@ class Modes:
 
     def _review(self, possible: list[Schedule]) -> None:
         """Switch to the best schedule, or begin a trial of another one if there is credit for it."""
-        here, was_trial = self._here, self.is_trial
-        self._since_review, self.is_trial = 0, False
+        here, may_try = self._here, not (self.is_trial or self._reads_prompts)
+        before, self._since_review, self.is_trial = here.best, 0, False
         rates = {schedule: self.rate_of(schedule) for schedule in possible}
         first = max(rates, key=lambda schedule: rates[schedule])
         if here.best not in rates or rates[first] > HYSTERESIS * rates[here.best]:
@@ -175,7 +175,7 @@ class Modes:
             f"{rate:.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}" for schedule, rate in rates.items()
         )
         others = [schedule for schedule in possible if schedule not in (here.best, "off")]
-        if not others or was_trial or self._reads_prompts:
+        if not (others and may_try and here.best == before):
             return
         tried = min(others, key=lambda schedule: schedule == here.tried)
         if self._credit_s >= self._price_s(tried):
