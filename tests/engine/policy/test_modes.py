@@ -318,6 +318,15 @@ def test_rounds_are_held_against_what_was_expected_of_as_many_requests_with_draf
     assert modes.rate_of("turns") < before
 
 
+def test_a_schedule_under_which_nobody_is_drafted_for_gives_way_to_plain_decoding() -> None:
+    modes, used = World(0.6).modes(), set[Schedule]()
+    for _ in range(2 * REVIEW_ROUNDS):
+        modes.begin(1, ALL)
+        used.add(modes.schedule)
+        modes.observe(1, 1, 1.0, num_drafting=0)
+    assert used == {"turns", "off"}
+
+
 def test_a_token_saves_the_more_the_more_drafts_bring() -> None:
     assert BAD.modes().saved_s("turns") < 0 < World(0.7).modes().saved_s("turns") < GOOD.modes().saved_s("turns") < 1
 

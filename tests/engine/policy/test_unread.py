@@ -53,6 +53,18 @@ def test_a_text_is_worth_reading_while_much_of_its_answer_is_to_come() -> None:
     assert texts.worth([request], 5e-3) == [request], "but this one is long already"
 
 
+def test_an_answer_as_long_as_all_the_others_were_is_about_to_end() -> None:
+    texts, request = unread(), asked(1, 100)
+    wrote(texts, request, 65)
+    assert texts.worth([request], 5e-3) == [request]
+    for idx in range(16):
+        wrote(texts, asked(10 + idx, 5), 60, is_over=True)
+    wrote(texts, request, 65)
+    assert texts.worth([request], 5e-3) == []
+    wrote(texts, asked(30, 5), 2_000, is_over=True)
+    assert texts.worth([request], 5e-3) == [request], "one of them was much longer"
+
+
 def test_texts_are_begun_as_far_as_the_time_allows_and_a_long_one_in_pieces() -> None:
     texts, requests = unread(), [asked(idx, size) for idx, size in enumerate((300, 40, 50, 900))]
     first = texts.begin(requests, 0.13)

@@ -55,7 +55,6 @@ class _Place:
     """Knowledge of one class of batch sizes, and the schedule that is best there."""
 
     best: Schedule
-    credit_s: float = 0.0  # seconds that trials may cost now
     records: dict[Schedule, ModeRecord] = field(default_factory=dict)  # of the schedules that draft
     tried: Schedule | None = None  # last
 
@@ -82,10 +81,12 @@ class Modes:
         self._predict, self._reading_s = predict, reading_s
         self._places: dict[int, _Place] = {}
         self._num_requests, self._since_review = 1, REVIEW_ROUNDS
+        self._num_idle = 0  # rounds since the drafter was last asked
         self._reads_prompts, self.is_trial = True, False  # the first prompt is not read yet
         self._enter(1)
         self.schedule: Schedule = self._here.best
         self.rate = self.rate_of(self.schedule, is_hoped=False)  # tokens that a second brings at the present batch size
+        self._credit_s = REVIEW_ROUNDS / self.rate  # seconds that trials may cost now; these are for a first one
         self.reason = "predicted"
 
     def begin(self, num_requests: int, available: frozenset[Schedule], *, has_new_text: bool = False) -> None:
@@ -126,13 +127,14 @@ class Modes:
         if seconds <= 0.0:
             return
         here, self._reads_prompts = self._here, reads_prompts
-        here.credit_s += TRIAL_SHARE / min(num_requests, 2) * seconds
+        self._credit_s += TRIAL_SHARE / min(num_requests, 2) * seconds
         if self.schedule != "off" and num_drafting != 0 and not (reads_prompts or is_reading):
             tokens, expected_s = self._predict(self.schedule, num_requests, num_drafting, False)
             record = here.records.setdefault(self.schedule, ModeRecord())
             record.observe(num_requests, num_tokens / (num_requests * tokens), seconds / expected_s)
         if self.is_trial and not reads_prompts:
-            here.credit_s -= max(0.0, seconds - num_tokens / self.rate)
+            self._credit_s -= max(0.0, seconds - num_tokens / self.rate)
+        self._num_idle = self._num_idle + 1 if num_drafting == 0 else 0
         if not (self.is_trial and is_reading):
             self._since_review += 1
 
@@ -151,31 +153,32 @@ class Modes:
     def _enter(self, num_requests: int) -> bool:
         """Go to the class of a batch size. Returns: whether it is another one."""
         size, is_other = bucket(num_requests), bucket(num_requests) != bucket(self._num_requests)
-        self._num_requests = num_requests
+        self._num_requests, self._num_idle = num_requests, 0 if is_other else self._num_idle
         if size not in self._places:
             self._here = self._places[size] = _Place(self._all[0])
             self._here.best = max(self._all, key=self.rate_of)
-            self._here.credit_s = REVIEW_ROUNDS * num_requests / self.rate_of(self._here.best)  # for a first trial
         self._here = self._places[size]
         return is_other
 
     def _review(self, possible: list[Schedule]) -> None:
         """Switch to the best schedule, or begin a trial of another one if there is credit for it."""
-        here, was_trial = self._here, self.is_trial
-        self._since_review, self.is_trial = 0, False
+        here, may_try = self._here, not (self.is_trial or self._reads_prompts)
+        before, self._since_review, self.is_trial = here.best, 0, False
         rates = {schedule: self.rate_of(schedule) for schedule in possible}
         first = max(rates, key=lambda schedule: rates[schedule])
         if here.best not in rates or rates[first] > HYSTERESIS * rates[here.best]:
-            here.best = first
+            here.best, self._num_idle = first, 0
+        elif "off" in rates and self._num_idle >= REVIEW_ROUNDS:
+            here.best = "off"  # a drafter that drafts nothing shows nothing
         self.schedule, self.rate = here.best, self.rate_of(first, is_hoped=False)
         self.reason = f"{self._num_requests} at once: " + ", ".join(
             f"{rate:.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}" for schedule, rate in rates.items()
         )
         others = [schedule for schedule in possible if schedule not in (here.best, "off")]
-        if not others or was_trial or self._reads_prompts:
+        if not (others and may_try and here.best == before):
             return
         tried = min(others, key=lambda schedule: schedule == here.tried)
-        if here.credit_s >= self._price_s(tried):
+        if self._credit_s >= self._price_s(tried):
             self.schedule = here.tried = tried
             self.is_trial = True
 

@@ -16,7 +16,7 @@ from card.engine.metrics import RequestStats
 from card.engine.policy.acceptance import DEEPEST
 from card.engine.request import Request, Update
 
-FIRST_LENGTH = 256  # expected tokens of an answer before any has finished
+FIRST_LENGTH = 256  # tokens of made-up answers, before any have finished
 _NUM_LENGTHS = 16  # finished answers whose lengths are known
 _FEW = 1 + DEEPEST  # tokens that the drafter reads in passing: as many as a round may commit
 _MANY = 64  # requests that may be remembered after they were aborted
@@ -44,7 +44,7 @@ class Unread:
         self._seconds = seconds
         self._answers: dict[int, RequestStats] = {}  # live counters of the running requests
         self._read: dict[int, int] = {}  # tokens of each text when the drafter last read it
-        self._lengths = deque[int](maxlen=_NUM_LENGTHS)
+        self._lengths = deque([FIRST_LENGTH] * _NUM_LENGTHS, _NUM_LENGTHS)
         self._decoding: Sequence[Request] = ()
 
     def observe(self, decoding: Sequence[Request], updates: Iterable[Update]) -> None:
@@ -107,11 +107,13 @@ class Unread:
         return [one for one in requests if saved_s * self._expected_left(one) >= self.reading_s(one)]
 
     def _expected_left(self, request: Request) -> float:
-        """Return how many tokens an answer is expected to get yet: by those that were longer, and one made-up one."""
+        """Return how many tokens an answer is expected to get yet.
+
+        By finished answers that were longer than half of it, and by one that is made up, of twice its length.
+        """
         num_new = self._num_new(request)
-        left = [length - num_new for length in self._lengths if length > num_new]
-        left.append(max(FIRST_LENGTH - num_new, num_new))
-        return min(request.params.max_tokens - num_new, sum(left) / len(left))
+        left = [max(0, length - num_new) for length in self._lengths if 2 * length > num_new]
+        return min(request.params.max_tokens - num_new, sum(left, num_new) / (1 + len(left)))
 
     def _length(self, request: Request) -> int:
         return len(request.prompt_ids) + self._num_new(request)
