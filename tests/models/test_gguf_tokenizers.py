@@ -247,15 +247,34 @@ def test_a_text_keeps_its_first_blank_and_one_behind_a_mark_has_the_prefix_too()
     assert chat == plain, "a template that writes the first token gives what completions have"
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("Phi-3 mini", ["<|user|>", "▁Hi"]), ("Llama", ["<|user|>", "▁", "▁Hi"])])
-def test_marks_take_the_blanks_behind_them_in_the_models_whose_tokenizer_does_so(name, tokens):
+@pytest.mark.parametrize("kind", [3, 4])  # a control token, and one that the user defined, as its `</s>` is
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("Phi-3 mini", ["<|user|>", "▁Hi"]),
+        ("Phi 3 Mini", ["<|user|>", "▁Hi"]),  # as the converter writes the name of a folder
+        ("Llama", ["<|user|>", "▁", "▁Hi"]),
+    ],
+)
+def test_marks_take_the_blanks_behind_them_in_the_models_whose_tokenizer_does_so(name, tokens, kind):
     file = sentencepiece()
     marked = file.metadata["tokenizer.ggml.tokens"] + ["<|user|>"]
     file.metadata.update({"general.name": name, "tokenizer.ggml.tokens": marked})
-    file.metadata["tokenizer.ggml.token_type"].append(3)
+    file.metadata["tokenizer.ggml.token_type"].append(kind)
     file.metadata["tokenizer.ggml.scores"].append(0.0)
     own = read_tokenizer(file)
     assert [*map(own.convert_ids_to_tokens, own.encode("<|user|> Hi", add_special_tokens=False))] == tokens
+
+
+def test_blanks_that_a_file_has_as_they_are_are_joined_before_all_else_as_in_its_folder():
+    file = sentencepiece(add_space_prefix=False, add_bos_token=False)
+    file.metadata["tokenizer.ggml.tokens"] = file.metadata["tokenizer.ggml.tokens"] + ["  ", "   "]
+    file.metadata["tokenizer.ggml.token_type"] += [4, 4]
+    file.metadata["tokenizer.ggml.scores"] += [-1000.0, -1000.0]
+    own = read_tokenizer(file)
+    for text, tokens in (("   Hi", ["▁▁▁", "Hi"]), (" \u2581Hi", ["▁▁", "Hi"]), (" Hi", ["▁Hi"])):
+        assert [*map(own.convert_ids_to_tokens, own.encode(text))] == tokens
+        assert own.decode(own.encode(text)) == text.replace("▁", " ")
 
 
 def test_chat_templates_by_name_are_read(tmp_path: Path):

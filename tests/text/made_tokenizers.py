@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import json
 import shutil
 import struct
@@ -130,7 +131,7 @@ def _halves(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
     """Return the two tokens that are joined last when a token is made of its bytes."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
-        joined = [ranks.get(a + b, len(ranks)) for a, b in zip(parts, parts[1:], strict=False)]
+        joined = [ranks.get(a + b, len(ranks)) for a, b in itertools.pairwise(parts)]
         place = joined.index(min(joined))
         parts[place : place + 2] = [parts[place] + parts[place + 1]]
     return parts[0], parts[1]

@@ -50,9 +50,9 @@ _END_NAMES = frozenset(
 )
 _MOST_TOKEN_CHARS = 4096  # published ones have up to some hundred
 _MOST_COMPARED_CHARS = 1 << 28  # the sum of squares of all lengths; a vocabulary of 262,144 has some 20 million
-# Models whose control tokens take the blanks behind them, by their names, and the tokens of theirs that do not: a file
-# does not tell, and llama.cpp knows them so.
-_PHI3, _PHI3_KEEPS = ("phi-3", "phi3"), frozenset({"<unk>", "<s>", "<|endoftext|>"})
+# Models whose marks take the blanks behind them, by their names, and the tokens of theirs that do not: a file does not
+# tell, and llama.cpp knows them so.
+_PHI3, _PHI3_KEEPS = ("phi-3", "phi 3", "phi3"), frozenset({"<unk>", "<s>", "<|endoftext|>"})
 _MARKUP = "</s>"  # also how HTML ends a text that is struck out; only a control token ends an answer
 
 
@@ -166,7 +166,13 @@ def _parts(header: Header) -> Parts:
         core, pairs = _byte_level(tokens, metadata["tokenizer.ggml.merges"], rule)
         begins = rule.begins_with_bos
     else:
-        core, pairs = _sentencepiece(tokens, metadata, special.get("unk_token"))
+        runs = [
+            kind == _USER_DEFINED and len(token) > 1 and not token.strip(" ")
+            for token, kind in zip(tokens, types, strict=True)
+        ]
+        tokens = [_BLANK * len(token) if is_run else token for token, is_run in zip(tokens, runs, strict=True)]
+        types = [0 if is_run else kind for kind, is_run in zip(types, runs, strict=True)]
+        core, pairs = _sentencepiece(tokens, metadata, special.get("unk_token"), runs)
         begins = True
     is_gemma4 = metadata["tokenizer.ggml.model"] == _GEMMA4  # whose first files say that texts begin with nothing
     name = metadata.get("general.name")
@@ -178,7 +184,7 @@ def _parts(header: Header) -> Parts:
                 token,
                 normalized=False,
                 special=kind != _USER_DEFINED or token_id in ends,
-                rstrip=takes_blanks and kind == _CONTROL and token not in _PHI3_KEEPS,
+                rstrip=takes_blanks and kind in (_CONTROL, _USER_DEFINED) and token not in _PHI3_KEEPS,
             )
             for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token_id in ends
@@ -253,11 +259,20 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 def _sentencepiece(
-    tokens: Sequence[str], metadata: Mapping[str, Any], unknown: str | None
+    tokens: Sequence[str], metadata: Mapping[str, Any], unknown: str | None, runs: Sequence[bool]
 ) -> tuple[tokenizers.Tokenizer, Pairs]:
+    """Return a tokenizer of SentencePiece.
+
+    Args:
+        runs: whether each token is blanks that the model has as they are: transformers joins those before all others.
+    """
     stated = metadata.get("tokenizer.ggml.merges")
     if stated is None:
-        merges = _pairs_by_score(tokens, metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens))
+        scores = metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
+        merges = _pairs_by_score(
+            tokens,
+            [1 / len(token) if is_run else score for token, score, is_run in zip(tokens, scores, runs, strict=False)],
+        )
     else:
         merges = [_pair(merge) for merge in stated]
     pairs = Pairs(tokens, merges, {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True})
