@@ -102,7 +102,7 @@ _LEFT_OUT = list[str]()  # names of modules
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what `make test` gives, which runs the core's tests in their own environment, so once."""
-    parser.addoption("--beside-core", action="store_true", help="leave out what make test-core runs, but the crosses")
+    parser.addoption("--beside-core", action="store_true", help="leave out what make test-core runs")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
