@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from card.errors import CardError
 
-QUICK_CASES = 200  # of all kinds together, in `make test`
+QUICK_CASES = 100  # of all kinds together, in `make test`
 NUM_CASES = int(os.environ.get("FUZZ_CASES", "0"))
 CPU_LIMIT_S = 10
 MEMORY_LIMIT_BYTES = 2 << 30  # beyond what the process has mapped before

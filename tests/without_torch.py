@@ -20,9 +20,11 @@ def needs_torch(file: Path) -> bool:
 
 
 def is_run_by_core(file: Path) -> bool:
-    """Return whether `make test-core` runs all of a module; the crosses run with PyTorch too."""
+    """Return whether `make test-core` runs all of a module; some cells of that of doors run with PyTorch too."""
     below = file.relative_to(ROOT / "tests").parts
-    is_of_core = below[0] in CORE_TESTS or below == ("test_without_torch.py",)
+    is_of_core = below[0] in (*CORE_TESTS, "crosses") or below == ("test_without_torch.py",)
+    if below == ("crosses", "test_doors.py"):
+        return False
     return is_of_core and below[-1].startswith("test_") and not needs_torch(file)
 
 

@@ -26,12 +26,16 @@ pytestmark = pytest.mark.timeout(240)
 METHODS = all_methods()
 _TABLE = list(itertools.product(METHODS, DOORS, REQUESTS))
 # Each method with each door once, and with each kind of request; and each door with each kind.
-_NAMES, _KINDS = list(METHODS), list(REQUESTS)
-COVER = {
-    (method, door, _KINDS[(row + column) % len(_KINDS)])
+_KINDS = list(REQUESTS)
+_ROWS = {
+    (row, column): (method, door, _KINDS[(row + column) % len(_KINDS)])
     for (row, method), (column, door) in itertools.product(enumerate(METHODS), enumerate(DOORS))
 }
-CELLS = [pytest.param(*cell, id="-".join(cell), marks=() if cell in COVER else pytest.mark.slow) for cell in _TABLE]
+COVER = set(_ROWS.values())
+# Where the tests of the core run beside, without PyTorch: each method once, and all that is there with PyTorch alone.
+BESIDE_CORE = {
+    cell for (row, column), cell in _ROWS.items() if column == row % len(DOORS) or METHODS[cell[0]].extra == "torch"
+}
 
 Plain = Callable[[str], str]
 
@@ -63,11 +67,19 @@ def check(answer: Answer, setup: Setup, text: str) -> None:
         check_figures(answer.stats)
 
 
-@pytest.mark.parametrize(("method", "door", "kind"), CELLS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give all cells of the table to a test of one, most of them to `make test-slow`."""
+    if "cell" in metafunc.fixturenames:
+        quick = BESIDE_CORE if metafunc.config.option.beside_core else COVER
+        marks = {cell: () if cell in quick else pytest.mark.slow for cell in _TABLE}
+        metafunc.parametrize("cell", [pytest.param(cell, id="-".join(cell), marks=marks[cell]) for cell in _TABLE])
+
+
 def test_a_method_writes_the_text_of_plain_decoding_by_every_door(
-    method: str, door: str, kind: str, plain: Plain, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    cell: tuple[str, str, str], plain: Plain, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One that needs a trained part, is run by another command, or writes by steps and is to penalise, says so."""
+    method, door, kind = cell
     setup = setup_of(METHODS[method])
     answer = DOORS[door](setup, REQUESTS[kind], tmp_path, capfd)
     if setup.method.runs and door == "generate" and kind != "penalised" and find_spec("torch") is not None:
