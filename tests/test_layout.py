@@ -87,11 +87,11 @@ MAX_ROOM_LINES = {
     "labs": 3700,
     "links": 2600,
     "machine": 1600,
-    "models": 16000,
+    "models": 16200,
     "server": 8500,
     "text": 6900,
     "theirs": 4100,
-    "tools": 10400,
+    "tools": 10450,
     "tree": 1200,
 }
 MAX_MODULE_LINES = 400

@@ -16,7 +16,7 @@ _FORMS = ("json_object", "json_schema", "regex")  # names of the options for the
 def spelled_for(command: click.Command, setting: str) -> str:
     """Return how the setting is given to a command, a grammar as it was given; its name if it cannot be."""
     context = click.get_current_context(silent=True)
-    names = (setting,)
+    names: tuple[str, ...] = (setting,)
     if setting == "grammar" and context is not None:
         names = tuple(name for name in _FORMS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
     for one in command.params:
