@@ -146,12 +146,10 @@ class ExactDecoder:
         hidden = buffers.hidden[:num_rows]
         ids = [one for step in steps for one in step.extension.token_ids]
         self._output.read(ids)
-        if images is None or len(images.rows) < num_rows:
-            hidden[:, : self._width] = self._embedded.of(ids)
         hidden[:, self._width :] = 0.0  # a pass that gave NaN would otherwise leave it to all passes behind it
         if self._inputs is not None:
             self._inputs.take(ids)
-        self._put_given(hidden, images)
+        self._put_inputs(hidden, ids, images)
         if self._embedding_scale != 1.0:
             hidden *= self._embedding_scale
         if isinstance(logits_rows, slice):
@@ -183,8 +181,10 @@ class ExactDecoder:
             step.scores = self._scores(step)
         return self._output.logits(outputs)
 
-    def _put_given(self, hidden: Floats, given: ImageRows | None) -> None:
-        """Put the inputs of rows in place, and the sums that queries, keys and values begin from."""
+    def _put_inputs(self, hidden: Floats, ids: Sequence[int], given: ImageRows | None) -> None:
+        """Put embeddings or given inputs of rows in place, and the sums that queries, keys and values begin from."""
+        if given is None or len(given.rows) < len(hidden):
+            hidden[:, : self._width] = self._embedded.of(ids)
         sums = self._buffers.parts["projected"][: len(hidden)]
         if self._num_sums:
             sums[:] = 0.0
