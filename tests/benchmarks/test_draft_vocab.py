@@ -12,7 +12,7 @@ def test_a_chain_is_right_as_far_as_its_choices_are_the_texts(bench):
     steps_of = bench["draft_vocab"].steps_of
     right = [True, True, True, False, True, False, False, True]
     assert steps_of(right, 2) == [2, 1, 0, 1], "behind the first token, which comes of the prompt"
-    assert steps_of(right, 1) == [1, 0, 0, 1]
+    assert steps_of(right, 1) == [1, 0, 1, 0, 1]
 
 
 def test_what_was_read_is_proposed_from_then_on(bench):
