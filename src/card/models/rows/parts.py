@@ -14,7 +14,7 @@ class RowsPart(NamedTuple):
 
 
 class PartForm(Protocol):
-    """How rows of one model lie in files."""
+    """The form that rows of one model have in files."""
 
     def part_bytes(self, part: RowsPart) -> int:
         """Return the size of some rows."""
