@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 PYTHON = FOLDER.parents[1] / ".venv-litellm" / "bin" / "python"
 THOUGHTS = {"thinker": ("I see.\nReally", "Go"), "channels": ("The user says hi.", "Hm")}
 CONTENT = {"thinker": "No.\nYes", "channels": "Hello!"}
-SHORT_THOUGHTS = {"thinker": "Short.", "channels": "Hm?"}
 ARGUMENTS = {"thinker": {"p": "a/b"}, "channels": {"p": "x"}}
 both = pytest.mark.parametrize("served", ["thinker", "channels"])
 
@@ -83,27 +82,33 @@ def test_langchain_binds_tools(served: str, request: pytest.FixtureRequest) -> N
     assert chat(request.getfixturevalue(served)).invoke("plain").content == CONTENT[served]
 
 
-@both
-def test_langchain_has_structured_output_behind_thoughts(served: str, request: pytest.FixtureRequest) -> None:
-    model = chat(request.getfixturevalue(served)).with_structured_output(A, method="json_schema")
+def test_langchain_has_structured_output_behind_thoughts(thinker: Command) -> None:
+    model = chat(thinker).with_structured_output(A, method="json_schema")
     assert model.invoke("json") == A(a=7)
 
 
+def openais(server: Command) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+
+
+def test_openais_client_parses_content_behind_thoughts(thinker: Command) -> None:
+    asked: Any = {"model": "scripted", "messages": [{"role": "user", "content": "json"}], "max_tokens": 40}
+    with openais(thinker) as client:
+        answer = client.chat.completions.parse(response_format=A, temperature=0, **asked)
+    assert answer.choices[0].message.parsed == A(a=7)
+
+
 @both
-def test_openais_client_parses_content_and_calls_behind_thoughts(served: str, request: pytest.FixtureRequest) -> None:
-    server: Command = request.getfixturevalue(served)
-    asked: dict[str, Any] = {"model": "scripted", "temperature": 0, "max_tokens": 40}
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
-        question: Any = [{"role": "user", "content": "json"}]
-        message = client.chat.completions.parse(messages=question, response_format=A, **asked).choices[0].message
-        assert message.parsed == A(a=7)
-        assert message.model_dump()["reasoning_content"] == SHORT_THOUGHTS[served]
-        tools: Any = [openai.pydantic_function_tool(Rm, name="rm")]
-        question = [{"role": "user", "content": "calls"}]
-        with client.chat.completions.stream(messages=question, tools=tools, **asked) as stream:
-            kinds = [event.type for event in stream]
-            (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
-    assert call.function.parsed_arguments == Rm(**ARGUMENTS[served])
+def test_openais_client_streams_calls_behind_thoughts(served: str, request: pytest.FixtureRequest) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "rm", "parameters": Rm.model_json_schema()}}]
+    asked: Any = {"model": "scripted", "messages": [{"role": "user", "content": "calls"}], "max_tokens": 40}
+    with (
+        openais(request.getfixturevalue(served)) as client,
+        client.chat.completions.stream(tools=tools, temperature=0, **asked) as stream,
+    ):
+        kinds = [event.type for event in stream]
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert Rm.model_validate_json(call.function.arguments) == Rm(**ARGUMENTS[served])
     assert kinds.count("tool_calls.function.arguments.delta") > 1, "the arguments come as they are written"
 
 

@@ -67,8 +67,7 @@ CHANNELS: dict[str, list[str]] = {
     "json": [
         "<|channel|>analysis<|message|>Hm?",
         "<|end|><|start|>",
-        "assistant",
-        "<|channel|>final<|message|>",
+        "assistant<|channel|>final<|message|>",
         '{"a',
         '": 7',
         "}",
