@@ -159,8 +159,8 @@ class TunedPolicy(Policy):
     def _joined(self, requests: Sequence[Request]) -> Reading:
         """Return those of the requests that draft in this round, and what is read of their texts.
 
-        Drafts have to bring more than reading takes, and a round that drafts more than a plain one. A trial reads the
-        text with the least to read, if none was read before. Two plain rounds' time may go by meanwhile.
+        Drafts have to bring more than reading takes, and a round with them more than a plain one. A trial
+        reads the text with the least to read, if none was read before. Two plain rounds' time may go by meanwhile.
         """
         modes = self._modes
         if "off" not in self.costs:
