@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import safetensors.numpy
+from gguf import GGMLQuantizationType as Kind
 
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Array, has_nan
+from card.models.files.gguf.header import read_header
+from card.models.files.mapped_weights import MappedWeights
 from card.models.loading import load_decoder
-from card.models.own import exact_decoder, layer_tables
+from card.models.own import exact_decoder, exact_layers, layer_tables
 from card.models.own.decoder_model import DecoderModel
+from card.models.own.exact_layers import check_numbers
+from card.models.own.layers import Weight
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from tests.gguf_files import KINDS as MADE
+from tests.gguf_files import write_gguf
 
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -88,6 +97,60 @@ def test_no_pass_makes_numbers_of_what_is_none(
         found = logits_of(changed(model, name, float("nan")))
         assert (np.isnan(found) | (found == clean)).all(), name
         assert np.isnan(found).any() or ".experts." in name, name  # no row of the text may choose that expert
+
+
+@pytest.mark.parametrize("name", READ_LATER)
+def test_a_table_that_passes_read_row_by_row_is_looked_at_once_for_each_state_of_its_file(
+    folders: Callable[[str], Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cache = tmp_path / "model", str(tmp_path / "cache")
+    shutil.copytree(folders("llama, biases" if name == READ_LATER[0] else "gemma4, own inputs"), folder)
+    file, looked = folder / "model.safetensors", list[str]()
+    weights = {one: array.copy() for one, array in MappedWeights(file).arrays.items()}
+
+    def saved(value: float) -> DecoderModel:
+        weights[name][TEXT[0], -1] = value
+        safetensors.numpy.save_file(weights, file, {"format": "pt"})
+        return load()
+
+    def load() -> DecoderModel:
+        looked.clear()
+        model = load_decoder(folder, cache_dir=cache)
+        assert type(model) is DecoderModel
+        return model
+
+    def look(model: DecoderModel, tables: Iterable[tuple[str, Weight]]) -> None:
+        for table in tables:
+            looked.append(table[0])
+            check_numbers(model, [table])
+
+    monkeypatch.setattr(exact_layers, "check_numbers", look)
+    with pytest.raises(ModelError, match=f"{re.escape(str(folder))}: its weight {name} holds NaN"):
+        saved(float("nan"))
+    with pytest.raises(ModelError, match="holds NaN"):
+        load()
+    saved(1.0)
+    assert looked == [name], "a file that was mended is looked at"
+    load()
+    assert looked == [], "and then no more"
+    saved(2.0)
+    assert looked == [name]
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_gguf_file_with_a_number_that_is_none_in_its_embeddings_is_refused_by_the_name_of_the_tensor(
+    folders: Callable[[str], Path], kind: Kind, dtype: str, tmp_path: Path
+) -> None:
+    file = write_gguf(folders("llama, biases"), tmp_path / "model.gguf", kind=kind)
+    place = read_header(file).tensors["token_embd.weight"]
+    content = bytearray(file.read_bytes())
+    num_bytes = {Kind.F32: 4}.get(kind, 2)  # of a block of Q8_0 the scale
+    content[place.offset : place.offset + num_bytes] = b"\xff" * (num_bytes - 1) + b"\x7f"
+    file.write_bytes(content)
+    for cache in ("", str(tmp_path / "cache")):
+        with pytest.raises(ModelError, match=re.escape(f"{file} cannot be read: token_embd.weight")):
+            load_decoder(file, dtype=dtype, cache_dir=cache)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, "bfloat16"])

@@ -20,12 +20,13 @@ from card.models.files.eagle_folder import is_eagle_folder
 from card.models.files.generation_config import read_generation_config
 from card.models.files.places import local_model
 from card.models.files.sources import Source, explained, files_of, find_source, quiet
-from card.models.files.weight_files import check_folder
+from card.models.files.weight_files import check_folder, weight_files
 from card.models.images import Tower
 from card.models.layer_kinds import keeps_state
 from card.models.names import model_name
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, LoadedModel, read_decoder
+from card.models.own.exact_layers import check_tables
 from card.models.own.plain_config import config_of, least_state_bytes, read_config
 from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft
 from card.text.fit import check_tokenizers_fit
@@ -82,6 +83,8 @@ def load_decoder(
             source, dtype=dtype, device=wanted_device
         )
         return loaded
+    if source.is_folder:  # what is made of a GGUF file has been checked
+        check_tables(decoder, weight_files(Path(source.path)), weights_folder(cache_dir))
     check_facts(source.name, decoder)
     read_parallel_draft(Path(source.path) if source.is_folder else None, decoder)
     decoder.computes_int8 = dtype == INT8 or decoder.has_blocks

@@ -154,6 +154,14 @@ class DecoderModel:
             yield f"model.layers.{idx}.{name}", array
 
     @property
+    def tables(self) -> Iterator[tuple[str, Weight]]:
+        """The weights by name of which passes read the rows of their tokens alone."""
+        if self.lm_head.weight is not self.embeddings:
+            yield _TABLE, self.embeddings
+        if self.layer_inputs is not None:
+            yield LAYER_TABLE, self.layer_inputs.table
+
+    @property
     def ending(self) -> Iterator[tuple[str, Weight]]:
         """The last norm and the head by name; a tied head by that of the embeddings."""
         yield self._norm_name, self.norm

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Context, Decimal
+from pathlib import Path
 
 import numpy as np
 
@@ -13,9 +16,11 @@ from card.kernels.int8_linear import quantize_linear
 from card.kernels.number_types import FLOAT32, Array, Floats, has_nan
 from card.kernels.packed_linear import PANEL, PackedLinear
 from card.kernels.rotation import attention_factor, inverse_frequencies, rotation_tables
+from card.machine.folders import read_kept, write_kept
 from card.models.architectures.architecture import rotary_parameters, rotary_size
+from card.models.files.kept_weights import state_of
 from card.models.names import model_name
-from card.models.own.decoder_model import DecoderModel, is_int8
+from card.models.own.decoder_model import DecoderModel, is_int8, release_pages
 from card.models.own.layers import BlockWeight, Linear, Weight
 from card.models.rows.row_tree import IntArray
 
@@ -57,6 +62,21 @@ def check_numbers(model: DecoderModel, weights: Iterable[tuple[str, Weight]]) ->
             raise ModelError(
                 f"{model_name(model)}: its weight {name} holds NaN, which is no number; download the model again"
             )
+
+
+def check_tables(model: DecoderModel, files: Sequence[Path], cache: Path | None) -> None:
+    """Check what passes read row by row, once for each state of its files as far as that can be kept; errors as above."""
+    if all(isinstance(table, BlockWeight) for _, table in model.tables):
+        return
+    mark = None if cache is None else cache / "checked" / hashlib.sha256(state_of(files).encode()).hexdigest()[:32]
+    with contextlib.suppress(OSError):
+        if mark is not None and read_kept(mark) == b"":
+            return
+    check_numbers(model, model.tables)
+    release_pages(model)
+    with contextlib.suppress(OSError):
+        if mark is not None:
+            write_kept(mark, b"")
 
 
 def products_of(model: DecoderModel) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from card.kernels.formats import BLOCK_FORMATS
-from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Array, Dtype
+from card.kernels.number_types import BFLOAT16, FLOAT16, FLOAT32, Array, Dtype, has_nan
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace
 from card.models.files.gguf.other_types import block_sizes, type_name, unpacked
 from card.models.rows.row_tree import IntArray
@@ -78,10 +78,11 @@ def _block_of(place: TensorPlace) -> tuple[int, int]:
 def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], place: TensorPlace) -> Array:
     """Return the numbers that rows of a tensor [n, bytes] stand for, float32. Raises: GgufError if one is NaN."""
     form = BLOCK_FORMATS.get(place.type_id)
-    if (plain := PLAIN_DTYPES.get(place.type_id)) is not None:
-        return raw.view(plain).astype(np.float32, copy=False)
     if form is None:
-        return unpacked(raw, place.type_id)
+        numbers = raw.view(plain) if (plain := PLAIN_DTYPES.get(place.type_id)) else unpacked(raw, place.type_id)
+        if has_nan(numbers):
+            raise GgufError(f"cannot be read: {place.name} holds NaN, which is no number; download the file again")
+        return numbers.astype(np.float32, copy=False)
     try:
         form.check(raw)
     except ValueError as error:
