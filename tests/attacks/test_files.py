@@ -30,6 +30,7 @@ from tests.models.test_gguf_headers import header_of
 from tests.models.test_odd_configs import changed_once, fault_of
 from tests.pair import make_tokenizer
 from tests.tiny import NO_ENDS, SIZES
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.attacks, pytest.mark.timeout(300)]
 
@@ -47,7 +48,7 @@ def _in_child(name: str) -> dict[str, Any]:
         cwd=_ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PATIENCE_S,
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit),
     )

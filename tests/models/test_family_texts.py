@@ -20,6 +20,7 @@ from card.config.registry import methods
 from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.engine.request import Request
+from card.models.architectures import find_architecture
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.tree.sampling import Sampler
@@ -150,3 +151,13 @@ def test_a_drafter_that_dies_and_an_abort_in_the_middle_leave_the_other_texts_as
     judge(family, requests[:2], {i: (token_ids, "") for i, token_ids in texts.items()})
     again = requests_of(family, "card", (SAMPLED, GREEDY, GREEDY))
     judge(family, again, run_all(engine, {0: again}))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_moe_text", "qwen3_next"])
+def test_a_config_of_transformers_states_all_that_shapes_of_layers_with_experts_need(family: str) -> None:
+    config = script().tiny_config(family)
+    architecture = find_architecture(config.model_type)
+    assert architecture is not None
+    for layer in range(config.num_hidden_layers):
+        shape = architecture.layer_shape(config, layer)
+        assert shape.experts is not None and (shape.experts.count, shape.mlp_width) == (config.num_experts, 0)

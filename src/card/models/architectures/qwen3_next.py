@@ -6,7 +6,7 @@ from typing import Any
 from card.models.architectures.qwen3_5_moe_text import ARCHITECTURE as QWEN35_MOE
 from card.models.architectures.qwen3_5_moe_text import EXPERTS
 from card.models.architectures.qwen3_5_text import ARCHITECTURE as QWEN35
-from card.models.architectures.qwen3_5_text import DELTA_OUT, GATED_ATTENTION, INPUTS, complete
+from card.models.architectures.qwen3_5_text import DELTA_OUT, GATED_ATTENTION, INPUTS, complete, shape_of
 from card.models.parts import LINEARS, Part
 
 
@@ -22,6 +22,7 @@ ARCHITECTURE = replace(
     QWEN35_MOE,
     model_class="Qwen3NextForCausalLM",
     config=replace(QWEN35.config, complete=_complete),
+    shapes=shape_of,
     linears=(*GATED_ATTENTION, _JOINED, _SCORES, DELTA_OUT, *LINEARS[4:]),
     experts=replace(EXPERTS, enabled="num_experts", period="decoder_sparse_step", without="mlp_only_layers"),
     gguf=replace(
