@@ -20,7 +20,7 @@ from card.machine.folders import read_kept, write_kept
 from card.models.architectures.architecture import rotary_parameters, rotary_size
 from card.models.files.kept_weights import state_of
 from card.models.names import model_name
-from card.models.own.decoder_model import DecoderModel, is_int8, release_pages
+from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.layers import BlockWeight, Linear, Weight
 from card.models.rows.row_tree import IntArray
 
@@ -65,7 +65,7 @@ def check_numbers(model: DecoderModel, weights: Iterable[tuple[str, Weight]]) ->
 
 
 def check_tables(model: DecoderModel, files: Sequence[Path], cache: Path | None) -> None:
-    """Check what passes read row by row, once for each state of its files as far as that can be kept; errors as above."""
+    """Check what passes read row by row, once for each state of the files if that can be kept; errors as above."""
     if all(isinstance(table, BlockWeight) for _, table in model.tables):
         return
     mark = None if cache is None else cache / "checked" / hashlib.sha256(state_of(files).encode()).hexdigest()[:32]
@@ -73,7 +73,6 @@ def check_tables(model: DecoderModel, files: Sequence[Path], cache: Path | None)
         if mark is not None and read_kept(mark) == b"":
             return
     check_numbers(model, model.tables)
-    release_pages(model)
     with contextlib.suppress(OSError):
         if mark is not None:
             write_kept(mark, b"")

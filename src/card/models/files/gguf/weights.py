@@ -79,7 +79,8 @@ def _unpacked(raw: np.ndarray[Any, np.dtype[np.uint8]], place: TensorPlace) -> A
     """Return the numbers that rows of a tensor [n, bytes] stand for, float32. Raises: GgufError if one is NaN."""
     form = BLOCK_FORMATS.get(place.type_id)
     if form is None:
-        numbers = raw.view(plain) if (plain := PLAIN_DTYPES.get(place.type_id)) else unpacked(raw, place.type_id)
+        plain = PLAIN_DTYPES.get(place.type_id)
+        numbers = unpacked(raw, place.type_id) if plain is None else raw.view(plain)
         if has_nan(numbers):
             raise GgufError(f"cannot be read: {place.name} holds NaN, which is no number; download the file again")
         return numbers.astype(np.float32, copy=False)
