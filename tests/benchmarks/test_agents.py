@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -55,12 +56,12 @@ def test_a_day_has_the_requests_that_it_promises(agents: ModuleType, monkeypatch
     assert all(body["response_format"]["json_schema"]["schema"] for body in told[agents.STRUCTURED])
 
 
-PEER = """#!{python}
+PEER = """
 import runpy, sys
 
 given = sys.argv[1:]
 target, port = given[given.index("-m") + 1], given[given.index("--port") + 1]
-assert {{"-np", "-c", "--spec-type", "-md"}} <= set(given)
+assert {"-np", "-c", "--spec-type", "-md"} <= set(given)
 sys.argv = ["card", "serve", target, "--served-model-name", "model", "--dtype", "float32", "--method", "vanilla"]
 sys.argv += ["--port", port]
 runpy.run_module("card", run_name="__main__")
@@ -71,7 +72,8 @@ def test_two_servers_are_measured_on_the_same_day(
     agents: ModuleType, pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peer, out = tmp_path / "llama-server", tmp_path / "agents.jsonl"
-    peer.write_text(PEER.format(python=sys.executable))
+    peer.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$0.py" "$@"\n')
+    Path(f"{peer}.py").write_text(PEER)
     peer.chmod(0o755)
     sizes = ["--first-tokens", "150", "--last-tokens", "300", "--copied-tokens", "30", "--max-tokens", "5"]
     models = ["--target", pair.target, "--draft", pair.draft, "--dtype", "float32"]

@@ -65,8 +65,8 @@ class Process:
         **changes: Any,
     ) -> None:
         self.runner = runner or runner_of(**changes)
-        files = PrefixFiles(folder, b"m" * 32, self.runner, most_bytes=most_bytes)
-        self.cache = PrefixCache(self.runner, files)
+        self.files = PrefixFiles(folder, b"m" * 32, self.runner, most_bytes=most_bytes)
+        self.cache = PrefixCache(self.runner, self.files)
         self.pool = SequencePool(self.runner, num_rows * self.runner.row_bytes, prefixes=self.cache)
 
     def run(self, text: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -124,14 +124,14 @@ def test_the_beginning_of_two_texts_is_kept_while_the_server_runs(tmp_path: Path
 
 
 def test_a_growing_conversation_is_not_written_at_each_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, lengths = PrefixFiles.written, list[int]()
+    one, lengths = Process(tmp_path), list[int]()
+    written = one.files.written
 
-    def counted(self: PrefixFiles, text: Any, *, is_long: bool) -> Any:
+    def counted(text: Any, *, is_long: bool) -> Any:
         lengths.append(len(text))
-        return written(self, text, is_long=is_long)
+        return written(text, is_long=is_long)
 
-    monkeypatch.setattr(PrefixFiles, "written", counted)
-    one = Process(tmp_path)
+    monkeypatch.setattr(one.files, "written", counted)
     for length in range(100, 400, 5):
         one.run(TEXT[:length])
     one.pool.close_prefixes()
