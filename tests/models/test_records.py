@@ -22,6 +22,7 @@ from card.models.recording_runner import RecordingRunner
 from card.models.rows.pool import SequencePool
 from card.models.rows.records import BLOCK_ROWS
 from card.models.runners import how_it_runs, plain_runner
+from tests.landmark_copies import AROUND_LANDMARK, check_copy_before_landmark
 from tests.reaching_in import cache_of
 from tests.tiny import CLEAR, NO_ENDS, tiny
 
@@ -173,18 +174,9 @@ def test_rows_that_were_taken_out_are_put_back_with_their_records(num_rows: int)
         runner.close(one)
 
 
-@pytest.mark.parametrize("num_rows", [BLOCK_ROWS - 2, BLOCK_ROWS - 1, BLOCK_ROWS])
+@pytest.mark.parametrize("num_rows", AROUND_LANDMARK)
 def test_a_copy_that_ends_where_a_landmark_begins_fills_it(num_rows: int) -> None:
-    runner = make_runner()
-    source, slot, other = (runner.open() for _ in range(3))
-    runner.forward([Extension.of_text(source, TEXT[: num_rows + 1])])
-    runner.copy_rows(source, slot, num_rows)
-    runner.forward([Extension.of_text(slot, TEXT, num_rows)])
-    assert runner.lendable_rows(slot, BLOCK_ROWS) == BLOCK_ROWS
-    runner.copy_rows(slot, other, BLOCK_ROWS)
-    assert goes_on(runner, other, TEXT[:BLOCK_ROWS])
-    for one in (source, slot, other):
-        runner.close(one)
+    check_copy_before_landmark(make_runner(), TEXT, num_rows, goes_on)
 
 
 def test_more_candidates_than_the_records_have_room_for_are_refused_before_anything_moves() -> None:

@@ -22,6 +22,7 @@ from card.models.protocol import Extension, Recurrent, Stateful
 from card.models.recording_runner import RecordingRunner
 from card.models.runners import how_it_runs, plain_runner
 from tests.every_kind import each_kind, printed_by
+from tests.landmark_copies import AROUND_LANDMARK, check_copy_before_landmark
 from tests.reaching_in import cache_of, interrupt_passes
 from tests.tiny import CLEAR, NO_ENDS, tiny
 
@@ -103,18 +104,9 @@ def num_absorbed(runner: RecordingRunner, slot: int) -> int:
     return records.num_absorbed
 
 
-@pytest.mark.parametrize("num_rows", [BLOCK - 2, BLOCK - 1, BLOCK])
+@pytest.mark.parametrize("num_rows", AROUND_LANDMARK)
 def test_a_copy_that_ends_where_a_landmark_begins_fills_it(num_rows: int) -> None:
-    runner = make_runner()
-    source, slot, other = (runner.open() for _ in range(3))
-    runner.forward([Extension.of_text(source, TEXT[: num_rows + 1])])
-    runner.copy_rows(source, slot, num_rows)
-    runner.forward([Extension.of_text(slot, TEXT, num_rows)])
-    assert runner.lendable_rows(slot, BLOCK) == BLOCK
-    runner.copy_rows(slot, other, BLOCK)
-    assert goes_on(runner, other, TEXT[:BLOCK])
-    for one in (source, slot, other):
-        runner.close(one)
+    check_copy_before_landmark(make_runner(), TEXT, num_rows, goes_on)
 
 
 def test_logits_and_greedy_tokens_are_those_of_transformers() -> None:
