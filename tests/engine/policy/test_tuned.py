@@ -321,15 +321,14 @@ def test_a_trial_lasts_until_a_drafter_has_read_the_text_and_shows_something():
 
 
 def test_one_request_among_many_is_not_drafted_for_where_a_plain_round_brings_more():
-    policy = TunedPolicy(in_turns(drafter=cost(3e-3, 5e-5)), DraftSettings())
-    alone, crowd = view(takes_turns=True), view(16, takes_turns=True)
-    policy.begin(1, ALL)
-    assert isinstance(policy.prepare(alone), Draft)
+    policy = TunedPolicy(in_turns(), DraftSettings())
+    crowd = view(16, takes_turns=True)
     policy.begin(16, ALL)
     force_schedule(policy, "turns")
     among = [crowd.requests[0], *[replace(one, uses_drafter=False) for one in crowd.requests[1:]]]
     assert policy.prepare(replace(crowd, requests=among)) is None
     assert policy.undrafted == {0: "costly"}
+    assert isinstance(policy.prepare(crowd), Draft), "all share what a layer costs"
 
 
 @pytest.mark.parametrize("schedule", ["beside", "turns"])
