@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from threading import Event
 
 import psutil
@@ -73,6 +74,24 @@ def test_an_interrupt_within_a_callback_ends_the_block_all_the_same(times: int, 
         if more_work:
             Event().wait(60)
             pytest.fail("the interrupt was lost")
+
+
+# Is run by `python -m`, as the command is.
+WITHIN_A_TEXT = """
+import signal, sys
+from card.cli.parts.interrupts import INTERRUPTED, raising
+try:
+    with raising():
+        exec("import signal; signal.raise_signal(signal.SIGINT)")
+except KeyboardInterrupt:
+    sys.exit(INTERRUPTED)
+"""
+
+
+def test_an_interrupt_within_a_text_that_runs_leaves_the_status_alone(tmp_path: Path) -> None:
+    (tmp_path / "within_a_text.py").write_text(WITHIN_A_TEXT)
+    done = subprocess.run([sys.executable, "-m", "within_a_text"], cwd=tmp_path, check=False, timeout=120)
+    assert done.returncode == 130
 
 
 @pytest.mark.parametrize("words", [["importing"], ["loading", "measuring", "waiting"], ["reading"]], ids="-".join)

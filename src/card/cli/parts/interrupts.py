@@ -70,6 +70,9 @@ def raising() -> Iterator[None]:
         raise
     finally:
         sys.unraisablehook = hook
+        # Interrupted within such a call, as in one of a dataclass, `python -m` ends with the signal whatever status we
+        # exit with, unless a later call of this kind comes to its end.
+        exec("")
     if is_owed:
         is_owed = False
         raise KeyboardInterrupt
