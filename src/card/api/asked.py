@@ -11,8 +11,8 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config.fields import plain, require
 from card.links.child import DrafterChild
 from card.links.leases import Leases
+from card.models.loaded_model import LoadedModel
 from card.models.names import model_name
-from card.models.own.decoder_model import LoadedModel
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 

@@ -26,7 +26,7 @@ from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
-from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 from card.text.parts.view import AnswerView
 from card.text.prompts import Messages
 from card.text.tokenizer import Tokenizer

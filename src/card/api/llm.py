@@ -25,7 +25,7 @@ from card.engine.metrics import EngineStats
 from card.engine.request import Update
 from card.errors import ClosedError, SettingsError
 from card.links.child import DrafterChild
-from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 from card.text.prompts import Messages
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -25,9 +24,7 @@ from card.drafting.messages import DrafterMessage, Fault, decode, encode
 from card.errors import CardError, ProtocolError, in_words
 from card.links.process import FOLDER_PREFIX, DrafterConfig, LikelyModel
 from card.machine.memory import give_back_memory
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 
 _IDLE_POLL_MS = 500
 _PARENT_CHECK_S = 0.5

@@ -10,7 +10,8 @@ from card.config import NEUTRAL
 from card.errors import ModelError
 from card.kernels.number_types import Array, Floats, dtype_name
 from card.models.layer_shape import head_dim, of_layer
-from card.models.own.decoder_model import DecoderModel, LoadedModel, is_int8
+from card.models.loaded_model import LoadedModel
+from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.layers import BlockWeight, embedded
 from card.text.parts.families import kept_ends
 from card.text.prompts import turn_end_id

@@ -37,10 +37,10 @@ from card.models.demo import SAMPLE_PROBLEMS
 from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
+from card.models.loaded_model import LoadedModel
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
-from card.models.own.decoder_model import LoadedModel
 from card.models.runners import how_it_runs, plain_runner
 from card.tools.check_pair.facts import (
     Latency,
