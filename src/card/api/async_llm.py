@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-from card.api.asked import Asked
+from card.api.arguments import LLMArguments
 from card.api.driver import JOIN_TIMEOUT_S, Driver
 from card.api.host import Host
 from card.api.hosted import Hosted
@@ -66,7 +66,7 @@ class AsyncLLM(Hosted):
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
         given = {"settings": settings, "method": method, "verifier": verifier, "spare": spare, "say": say}
-        self._host = Host(Asked.of(target, draft, tokenizer=tokenizer, leases=leases, **given))
+        self._host = Host(LLMArguments.of(target, draft, tokenizer=tokenizer, leases=leases, **given))
         self._driver = Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)
         self._request_ids = itertools.count()

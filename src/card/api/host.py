@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from card.api.answer_stream import AnswerStream
-from card.api.asked import Asked
+from card.api.arguments import LLMArguments
 from card.api.outputs import AnswerText
 from card.api.prompts import Prompt
 from card.api.start import build_engine, load, measure
@@ -70,7 +70,7 @@ class PreparedRequest:
 class Host:
     """The models, the drafter and the engine of one `LLM`; makes requests, runs none."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: LLMArguments) -> None:
         """Load the models and start the drafter. Raises: SettingsError, ModelError, VocabularyError, WorkerError."""
         longest = asked.settings.get("max_model_len") or DEFAULT_MODEL_LEN
         with telling_shortage(asked.target, asked.draft, max_model_len=longest), ExitStack() as unfinished:

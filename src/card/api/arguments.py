@@ -23,7 +23,7 @@ _A_MODEL = "a folder, a GGUF file, the name of a model, or a loaded model"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LLMArguments:
     """Models and settings as given, and further objects used during the start; see `LLM`."""
 
     target: str | LoadedModel
@@ -45,7 +45,7 @@ class Asked:
         *,
         tokenizer: str | PathLike[str] | Tokenizer | PreTrainedTokenizerBase | None,
         **others: Any,
-    ) -> Asked:
+    ) -> LLMArguments:
         """Return the arguments with paths as their names.
 
         Args:
