@@ -63,8 +63,8 @@ class PreparedRequest:
             logger.error("the text of a request cannot be written: %s", in_words(error), exc_info=error)
             failure = TargetError(f"the text of this request cannot be written: {in_words(error)}")
             return Written(AnswerText(), Update(update.request_id, (), "error", update.stats, failure), is_failure=True)
-        told = AnswerText(text) if isinstance(text, str) else text
-        return Written(replace(told, stop=stop) if stop else told, update)
+        answer = AnswerText(text) if isinstance(text, str) else text
+        return Written(replace(answer, stop=stop) if stop else answer, update)
 
 
 class Host:

@@ -66,12 +66,12 @@ def main() -> None:
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
     logging.getLogger("card").setLevel(logging.ERROR)  # the target's process logs the rest already
-    told, likely, loaded = _told(), None, None
-    if isinstance(told, LikelyModel):
-        likely, loaded = told, load_likely(told)
-        told = _told()
-    assert isinstance(told, DrafterConfig)
-    config = told
+    received, likely, loaded = _told(), None, None
+    if isinstance(received, LikelyModel):
+        likely, loaded = received, load_likely(received)
+        received = _told()
+    assert isinstance(received, DrafterConfig)
+    config = received
     if likely is not None and not likely.is_that_of(config.model):
         loaded = None
     threading.Thread(target=_end_with_parent, args=(config,), daemon=True).start()

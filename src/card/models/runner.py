@@ -277,8 +277,8 @@ class RowRunner(ABC):
         A row beyond the short context is one of a long text, whatever its sequence was opened for.
         """
         rows = [
-            (of >= length) | (extension.slot in self._long_slots)
-            for extension, of in zip(extensions, positions, strict=True)
+            (places >= length) | (extension.slot in self._long_slots)
+            for extension, places in zip(extensions, positions, strict=True)
         ]
         return np.concatenate(rows)
 

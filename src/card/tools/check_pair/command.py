@@ -194,16 +194,16 @@ def _described(
 
 def _left_out(agreement: MeasuredAgreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:
     """Return the measurements that there was no time for."""
-    told = []
+    limits = []
     if agreement.is_cut:
         seen = f"{agreement.num_prompts} of {num_prompts} prompts"
-        told.append(f"agreement is that of {agreement.num_tokens} tokens of {seen}")
+        limits.append(f"agreement is that of {agreement.num_tokens} tokens of {seen}")
     if speeds is None:
-        told.append("no speed was measured")
+        limits.append("no speed was measured")
     elif speeds.is_cut:
         num_runs, seen = len(speeds.speed_up_of_runs), f"{speeds.num_prompts} of {num_prompts} prompts"
-        told.append(f"speed is that of {num_runs} of {TIMED_RUNS} pairs of runs and of {seen}, perhaps in part")
-    return tuple(told)
+        limits.append(f"speed is that of {num_runs} of {TIMED_RUNS} pairs of runs and of {seen}, perhaps in part")
+    return tuple(limits)
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------
