@@ -16,8 +16,8 @@ from card.assembly.plan import readable
 from card.config import ResolvedParams
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import price_in_words
+from card.models.loaded_model import LoadedModel
 from card.models.loading import load_tokenizer
-from card.models.own.decoder_model import LoadedModel
 from card.tools.bench.compare import TextJudge
 from card.tools.bench.environment import MEASURED_START, Environment, weights_fingerprint
 from card.tools.bench.lineup import BenchPlan

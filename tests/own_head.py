@@ -20,7 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from card.models.block_loading import load_head
 from tests.pair import make_tokenizer
+from tests.state_drafting import Drafting
 from tests.tiny import NO_ENDS, tiny_llama
 
 WIDTH, NUM_LAYERS, SUBSET = 64, 8, 200
@@ -331,6 +333,11 @@ def save_target(head: Head, folder: Path) -> str:
     head.target.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+def drafting_of(target: str, folder: str, head: Head) -> Drafting:
+    """Return the writer of a head in a folder or a file."""
+    return Drafting(target, lambda runner, _: load_head(folder, runner, dtype="float32", cache_dir=""), head)
 
 
 def random_head(form: Form, *, seed: int = 0, heads: int = 8, kv_heads: int = 4) -> Head:

@@ -70,10 +70,10 @@ def finish(grammars: BackgroundGrammars) -> None:
 
 def let_grammar_children_run(monkeypatch: MonkeyPatch, code: str) -> None:
     """Let processes that try grammars run some code before they begin."""
-    import card.text.canary
+    import card.text.grammar_sandbox
 
-    *python, program = card.text.canary._COMMAND
-    monkeypatch.setattr(card.text.canary, "_COMMAND", (*python, program.replace("main()", f"{code}\nmain()")))
+    *python, program = card.text.grammar_sandbox._COMMAND
+    monkeypatch.setattr(card.text.grammar_sandbox, "_COMMAND", (*python, program.replace("main()", f"{code}\nmain()")))
 
 
 def socket_of(end: ZmqLink) -> Any:

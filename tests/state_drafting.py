@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import pytest
 import torch
 
+from card import LLM, SamplingParams
 from card.errors import CardError
 from card.family.states.sequence import StateSequence
 from card.family.states.writer import StateWriter, make_writer
@@ -17,8 +19,10 @@ from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.tree.nodes import NewNodes
 from tests.drafts import draft_spec
+from tests.pair import make_tokenizer
 
 TEXT = [17, 30, 211, 5, 5, 90, 133, 64, 200]
+PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
 
 
 class Reference(Protocol):
@@ -115,3 +119,53 @@ def assert_rounds_are_right(drafting: Drafting, num_accepted: int) -> None:
         chain = drafting.path(sequence)
         new_ids = [*chain[:num_accepted], (chain[num_accepted] + 1) % 300]
         drafting.show(sequence, [*text, *new_ids[:-1]], len(text) - 1)
+
+
+def assert_nodes_have_states_of_their_parents(drafting: Drafting) -> None:
+    """Compare the logits and states of two layers of a tree with those of the path to each node."""
+    drafting.spec = draft_spec(vocab_size=0, beam_width=3, branch=3, lead=4, growth="layer")
+    sequence = drafting.open(TEXT)
+    drafting.show(sequence, TEXT)
+    sequence.commit([7])
+    drafting.step(sequence)
+    for _ in range(2):
+        paths = [sequence.cache.path_tokens(node) for node in sequence.frontier()]
+        assert len(paths) == 3
+        drafting.step(sequence)
+        for row, path in enumerate(paths):
+            logits, state = drafting.checkpoint.draft([*TEXT, 7], path)[-1]
+            assert_close(drafting.passes[-1][0][0][row], logits)
+            assert_close(drafting.passes[-1][0][1][row], state)
+
+
+def assert_all_is_accepted(target: str, draft: str, method: str) -> None:
+    """Check what a drafter does that is always right: the next token is one more than the last."""
+    params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
+    settings: dict[str, Any] = {"num_speculative_tokens": 4, "policy": "fixed", "max_model_len": 200}
+    vocab_size = len(make_tokenizer())
+    with LLM(target, draft, method=method, placement="inline", dtype="float32", **settings) as llm:
+        outputs = llm.generate(PROMPTS, params)
+    for output in outputs:
+        (first, *others), stats = output.outputs[0].token_ids, output.stats
+        assert others == [(first + i + 1) % vocab_size for i in range(40)]
+        assert stats.accepted_tokens == stats.verified_tokens
+        assert stats.mean_acceptance_length == pytest.approx(5.0)
+
+
+def plain_texts(target: str, params: SamplingParams, dtype: str = "float32") -> list[Any]:
+    """Return what a target writes without a drafter."""
+    with LLM(target, dtype=dtype, max_model_len=200, method="vanilla") as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+
+
+def assert_texts_are_plain(target: str, draft: str, *, method: str, placement: Any, temperature: float) -> None:
+    """Compare texts, of several prompts at once and of one, with those of the target alone."""
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=20)
+    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 200, "policy": "fixed"}
+    expected = plain_texts(target, params)
+    with LLM(target, draft, method=method, placement=placement, **settings) as llm:
+        outputs = llm.generate(PROMPTS, params)
+        alone = llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert alone == expected[0]
+    assert sum(output.stats.verified_tokens for output in outputs) or placement == "thread"  # which may come too late

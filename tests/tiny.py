@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 SIZES: Mapping[str, int] = {
     "hidden_size": 32,
@@ -44,6 +44,12 @@ LONG_ROPE: Mapping[str, Any] = {
 def tiny(vocab_size: int, **changes: Any) -> dict[str, Any]:
     """Return what the configuration of a tiny model is made from, in the words of transformers."""
     return {**SIZES, "vocab_size": vocab_size, **changes}
+
+
+def causal(config: PreTrainedConfig) -> PreTrainedModel:
+    """Return a random model of a config that writes text."""
+    model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    return model
 
 
 def tiny_llama(vocab_size: int, *, seed: int = 0, noise: float = 0.0, **changes: Any) -> LlamaForCausalLM:

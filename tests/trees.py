@@ -54,7 +54,6 @@ def state(cache: CandidateCache) -> dict[str, Any]:
         "pending": cache.pending,
         "depth": cache.depth,
         "num_nodes": cache.num_nodes,
-        "num_late_hits": cache.num_late_hits,
         "snapshot": cache.snapshot(),
         "parents": [cache.parent(i) for i in alive],
         "children": [cache.children(i) for i in alive],

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from card.api.asked import Asked
+from card.api.arguments import LLMArguments
 from card.api.host import Host
 from card.drafting.beam import BeamWriter
 from card.drafting.messages import Fault, Layer, Resync, encode
@@ -158,7 +158,9 @@ class ProcessWorld(RealWorld):
     pace_s = 0.2
 
     def __init__(self, pair: Pair, rng: random.Random, troubles: Sequence[str], **settings: Any) -> None:
-        super().__init__(Host(Asked(pair.target, pair.draft, method="card", settings=host_settings(**settings))), rng)
+        super().__init__(
+            Host(LLMArguments(pair.target, pair.draft, method="card", settings=host_settings(**settings))), rng
+        )
         self.planned = list(troubles)
         self._num_planned = len(self.planned)
         self._stopped: int | None = None  # pid
@@ -264,7 +266,7 @@ class ServerWorld(RealWorld):
     def __init__(self, pair: Pair, rng: random.Random, **settings: Any) -> None:
         self.server = ServerThread(pair)
         address = {"draft_address": self.server.address}
-        host = Host(Asked(pair.target, None, method="card", settings=host_settings(**address, **settings)))
+        host = Host(LLMArguments(pair.target, None, method="card", settings=host_settings(**address, **settings)))
         super().__init__(host, rng)
         self._rounds_to_go = 0
 

@@ -63,7 +63,7 @@ def test_anything_else_is_refused_in_words(name: str, value: Any, allowed: str) 
 
 def test_a_user_of_settings_may_have_an_error_of_its_own() -> None:
     with pytest.raises(ProtocolError, match=r"^shelf of a kiln must be above 0 and at most 9, got 10$"):
-        check(kiln(shelf=10), of=" of a kiln", error=ProtocolError)
+        check(kiln(shelf=10), owner=" of a kiln", error=ProtocolError)
 
 
 def test_paths_are_taken_as_their_names() -> None:

@@ -218,7 +218,7 @@ def test_refill_finds_a_pending_token_in_the_secondary_tier() -> None:
     grow(cache, {0: [(1, -0.5), (2, -1.0), (3, -2.0), (4, -0.7)]}, width=1)
     cache.advance([3, 8])
     assert cache.refill(5, NO_FLOOR) == nodes((2, 0, 3, -2.0))
-    assert (cache.root_id, cache.pending, cache.num_late_hits, cache.frontier(3)) == (2, (8,), 1, [2])
+    assert (cache.root_id, cache.pending, cache.frontier(3)) == (2, (8,), [2])
 
 
 def test_grow_settles_a_pending_token_and_makes_nothing_that_is_out_of_reach() -> None:
@@ -292,7 +292,7 @@ class ModelCache:
     """The cache as one would explain it: a nested tree, everything else worked out by walking all of it."""
 
     def __init__(self, max_nodes: int, lead: int) -> None:
-        self.max_nodes, self.lead, self.num_late_hits = max_nodes, lead, 0
+        self.max_nodes, self.lead = max_nodes, lead
         self.restart(0, 0, [])
 
     def restart(self, epoch: int, root_id: int, pending: list[int]) -> None:
@@ -312,17 +312,19 @@ class ModelCache:
     def ranked(self) -> list[tuple[ModelNode, list[ModelNode]]]:
         return sorted(self.walk()[1:], key=lambda entry: (-score(entry[1]), entry[0].id))
 
-    def settle(self) -> None:
-        """Move the root along pending tokens, then forget children that cannot lead to the next one."""
+    def settle(self) -> int:
+        """Move the root along pending tokens, forget children that cannot lead to the next one; return how many."""
+        num_settled = 0
         while self.pending:
             kid = next((kid for kid in self.root.kids if kid.token == self.pending[0]), None)
             if kid is None:
                 self.root.kids = []
                 self.root.spare = [entry for entry in self.root.spare if entry[1] == self.pending[0]]
-                return
+                break
             self.root = kid
             self.pending.pop(0)
-            self.num_late_hits += 1
+            num_settled += 1
+        return num_settled
 
     def add(self, node_id: int, parent_id: int, token: int, logprob: float) -> ModelNode | None:
         parent = self.find(parent_id)
@@ -336,10 +338,9 @@ class ModelCache:
         return node
 
     def advance(self, tokens: list[int]) -> int:
-        late, behind = self.num_late_hits, len(self.pending)
+        behind = len(self.pending)
         self.pending += tokens
-        self.settle()
-        matched, self.num_late_hits = self.num_late_hits - late, late
+        matched = self.settle()
         assert not (behind and matched)
         return matched
 
@@ -422,7 +423,6 @@ class ModelCache:
             "pending": tuple(self.pending),
             "depth": max(len(path) for _, path in everything),
             "num_nodes": len(below),
-            "num_late_hits": self.num_late_hits,
             "snapshot": nodes(*((node.id, above[node.id], node.token, node.logprob) for node, _ in below)),
             "parents": [above.get(node.id, node.id) for node, _ in everything],
             "children": [
@@ -667,8 +667,7 @@ class Pair:
     def assert_equal(self) -> None:
         assert self.replica.pending == ()
         truth, seen = state(self.drafter), state(self.replica)
-        for of_the_drafter_alone in ("frontier", "num_late_hits"):
-            del truth[of_the_drafter_alone], seen[of_the_drafter_alone]
+        del truth["frontier"], seen["frontier"]  # of the drafter alone
         assert seen == truth
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -100,39 +100,44 @@ def test_a_model_of_one_token_a_pass_is_refused_where_the_method_needs_several(
             link.start()
 
 
-def test_an_address_where_nobody_listens_is_a_worker_error() -> None:
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address where nobody listens, kept so that nobody else begins to."""
     with contextlib.closing(socket.socket()) as reserved:
         reserved.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
-        with (
-            connected(address, start=False, start_timeout_s=0.3) as link,
-            pytest.raises(WorkerError, match=r"no server answers there \(waited 0.3 s\)"),
-        ):
-            link.start()
+        yield f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
 
 
-def test_a_text_goes_on_plainly_without_an_optional_draft_server(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=24)
+def plain_ids(pair: Pair, params: SamplingParams) -> Sequence[int]:
+    """Return what the target writes alone."""
     with LLM(pair.target, method="vanilla") as alone:
-        expected = alone.generate("the cat", params)[0].outputs[0].token_ids
-    with contextlib.closing(socket.socket()) as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
-    with LLM(pair.target, draft_address=address, draft_optional=True, start_timeout_s=0.3) as llm:
+        return alone.generate("the cat", params)[0].outputs[0].token_ids
+
+
+def test_an_address_where_nobody_listens_is_a_worker_error(nowhere: str) -> None:
+    with (
+        connected(nowhere, start=False, start_timeout_s=0.3) as link,
+        pytest.raises(WorkerError, match=r"no server answers there \(waited 0.3 s\)"),
+    ):
+        link.start()
+
+
+def test_a_text_goes_on_plainly_without_an_optional_draft_server(
+    pair: Pair, nowhere: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    expected = plain_ids(pair, params)
+    with LLM(pair.target, draft_address=nowhere, draft_optional=True, start_timeout_s=0.3) as llm:
         while "no server answers there (waited 0.3 s)" not in caplog.text:
             first = llm.generate("the cat", params)[0]
             assert (first.outputs[0].token_ids, first.stats.drafter_passes) == (expected, 0)
         assert [one.levelname for one in caplog.records if "no server answers" in one.message] == ["ERROR"]
 
 
-def test_a_draft_model_here_takes_turns_where_no_draft_server_answers(pair: Pair) -> None:
+def test_a_draft_model_here_takes_turns_where_no_draft_server_answers(pair: Pair, nowhere: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24)
-    with LLM(pair.target, method="vanilla") as alone:
-        expected = alone.generate("the cat", params)[0].outputs[0].token_ids
-    with contextlib.closing(socket.socket()) as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
-    with LLM(pair.target, pair.draft, draft_address=address, draft_optional=True, start_timeout_s=0.3) as llm:
+    expected = plain_ids(pair, params)
+    with LLM(pair.target, pair.draft, draft_address=nowhere, draft_optional=True, start_timeout_s=0.3) as llm:
         assert llm.generate("the cat", params)[0].outputs[0].token_ids == expected
         assert "in turns" in llm.stats().schedule_reason
 

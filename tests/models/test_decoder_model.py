@@ -10,50 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    Exaone4Config,
-    Exaone4ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Glm4Config,
-    Glm4ForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    GraniteMoeConfig,
-    GraniteMoeForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 
 from card.errors import ModelError
 from card.models.architectures.architecture import rotary_size
@@ -66,86 +24,75 @@ from card.models.runners import plain_runner
 from card.theirs.transformers.arrays import as_tensor, torch_dtype
 from card.theirs.transformers.loading import load_model
 from card.theirs.transformers.walking import why_not_walked
-from tests.tiny import LLAMA3, LONG_ROPE, YARN, tiny
+from tests.tiny import LLAMA3, LONG_ROPE, YARN, causal, tiny
 
 SIZES = tiny(64, max_position_embeddings=128)
 WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
-KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
-    "llama, tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
-    "llama, biases": (LlamaForCausalLM, LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
-    "llama, longer": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
-    "llama, yarn": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=YARN)),
-    "llama, other heads": (LlamaForCausalLM, LlamaConfig(**SIZES, head_dim=16)),
-    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**SIZES, head_dim=16, sliding_window=9)),
-    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=9, sliding_window_pattern=2)),
-    "granite": (GraniteForCausalLM, GraniteConfig(**SIZES, attention_multiplier=0.1, residual_multiplier=0.4)),
-    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
-    "mistral, with a window": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=9)),
-    "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, pad_token_id=0, partial_rotary_factor=0.5)),
-    "phi3, longrope": (
-        Phi3ForCausalLM,
-        Phi3Config(**SIZES, pad_token_id=0, original_max_position_embeddings=32, rope_parameters=LONG_ROPE),
+KINDS: dict[str, transformers.PreTrainedConfig] = {
+    "llama": transformers.LlamaConfig(**SIZES),
+    "llama, tied": transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "llama, biases": transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama, longer": transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+    "llama, yarn": transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
+    "llama, other heads": transformers.LlamaConfig(**SIZES, head_dim=16),
+    "gemma2": transformers.Gemma2Config(**SIZES, head_dim=16, sliding_window=9),
+    "gemma3": transformers.Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=9, sliding_window_pattern=2),
+    "granite": transformers.GraniteConfig(**SIZES, attention_multiplier=0.1, residual_multiplier=0.4),
+    "mistral": transformers.MistralConfig(**SIZES, sliding_window=None),
+    "mistral, with a window": transformers.MistralConfig(**SIZES, sliding_window=9),
+    "phi3": transformers.Phi3Config(**SIZES, pad_token_id=0, partial_rotary_factor=0.5),
+    "phi3, longrope": transformers.Phi3Config(
+        **SIZES, pad_token_id=0, original_max_position_embeddings=32, rope_parameters=LONG_ROPE
     ),
-    "phi3, longrope in part": (
-        Phi3ForCausalLM,
-        Phi3Config(
-            **SIZES,
-            pad_token_id=0,
-            original_max_position_embeddings=32,
-            rope_parameters=LONG_ROPE
-            | {"short_factor": [1.0, 1.5], "long_factor": [1.5, 6.0], "partial_rotary_factor": 0.5},
-        ),
+    "phi3, longrope in part": transformers.Phi3Config(
+        **SIZES,
+        pad_token_id=0,
+        original_max_position_embeddings=32,
+        rope_parameters=LONG_ROPE
+        | {"short_factor": [1.0, 1.5], "long_factor": [1.5, 6.0], "partial_rotary_factor": 0.5},
     ),
-    "llama, longrope": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LONG_ROPE | {"factor": 4.0})),
-    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[0, 1])),
-    "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, pad_token_id=0, head_dim=16)),
-    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
-    "olmo3": (Olmo3ForCausalLM, Olmo3Config(**SIZES, **WINDOWS)),
-    "exaone4": (Exaone4ForCausalLM, Exaone4Config(**SIZES, **WINDOWS)),
-    "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SIZES, **WINDOWS)),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
-    "qwen3, yarn": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8, rope_parameters=YARN | {"truncate": False})),
-    "olmo3, yarn": (Olmo3ForCausalLM, Olmo3Config(**SIZES, **WINDOWS, rope_scaling=YARN | {"truncate": False})),
-    "glm4, yarn": (
-        Glm4ForCausalLM,
-        Glm4Config(**SIZES, pad_token_id=0, head_dim=16, rope_parameters=YARN | {"attention_factor": 1.4}),
+    "llama, longrope": transformers.LlamaConfig(**SIZES, rope_parameters=LONG_ROPE | {"factor": 4.0}),
+    "smollm3": transformers.SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[0, 1]),
+    "glm4": transformers.Glm4Config(**SIZES, pad_token_id=0, head_dim=16),
+    "olmo2": transformers.Olmo2Config(**SIZES),
+    "olmo3": transformers.Olmo3Config(**SIZES, **WINDOWS),
+    "exaone4": transformers.Exaone4Config(**SIZES, **WINDOWS),
+    "cohere2": transformers.Cohere2Config(**SIZES, **WINDOWS),
+    "qwen2": transformers.Qwen2Config(**SIZES),
+    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=8),
+    "qwen3, yarn": transformers.Qwen3Config(**SIZES, head_dim=8, rope_parameters=YARN | {"truncate": False}),
+    "olmo3, yarn": transformers.Olmo3Config(**SIZES, **WINDOWS, rope_scaling=YARN | {"truncate": False}),
+    "glm4, yarn": transformers.Glm4Config(
+        **SIZES, pad_token_id=0, head_dim=16, rope_parameters=YARN | {"attention_factor": 1.4}
     ),
-    "lfm2": (Lfm2ForCausalLM, Lfm2Config(**SIZES, pad_token_id=0, layer_types=["conv", "full_attention"])),
+    "lfm2": transformers.Lfm2Config(**SIZES, pad_token_id=0, layer_types=["conv", "full_attention"]),
 }
 _CHOSEN = {"num_experts_per_tok": 2}
-EXPERTS: dict[str, tuple[type[PreTrainedModel], Any]] = {
-    "qwen3_moe": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(**SIZES, **_CHOSEN, head_dim=8, num_experts=6, moe_intermediate_size=16, norm_topk_prob=True),
+EXPERTS: dict[str, transformers.PreTrainedConfig] = {
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **SIZES, **_CHOSEN, head_dim=8, num_experts=6, moe_intermediate_size=16, norm_topk_prob=True
     ),
-    "qwen3_moe, not normed": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(**SIZES, **_CHOSEN, num_experts=6, moe_intermediate_size=16, norm_topk_prob=False),
+    "qwen3_moe, not normed": transformers.Qwen3MoeConfig(
+        **SIZES, **_CHOSEN, num_experts=6, moe_intermediate_size=16, norm_topk_prob=False
     ),
-    "qwen3_moe, one layer with an MLP": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(**SIZES, **_CHOSEN, num_experts=4, moe_intermediate_size=16, mlp_only_layers=[0]),
+    "qwen3_moe, one layer with an MLP": transformers.Qwen3MoeConfig(
+        **SIZES, **_CHOSEN, num_experts=4, moe_intermediate_size=16, mlp_only_layers=[0]
     ),
-    "qwen2_moe": (
-        Qwen2MoeForCausalLM,
-        Qwen2MoeConfig(**SIZES, **_CHOSEN, num_experts=5, moe_intermediate_size=16, shared_expert_intermediate_size=48),
+    "qwen2_moe": transformers.Qwen2MoeConfig(
+        **SIZES, **_CHOSEN, num_experts=5, moe_intermediate_size=16, shared_expert_intermediate_size=48
     ),
-    "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, **_CHOSEN, num_local_experts=4, sliding_window=9)),
-    "olmoe": (OlmoeForCausalLM, OlmoeConfig(**SIZES, num_experts=8, num_experts_per_tok=3)),
-    "granitemoe": (
-        GraniteMoeForCausalLM,
-        GraniteMoeConfig(**SIZES, **_CHOSEN, num_local_experts=6, attention_multiplier=0.1, residual_multiplier=0.4),
+    "mixtral": transformers.MixtralConfig(**SIZES, **_CHOSEN, num_local_experts=4, sliding_window=9),
+    "olmoe": transformers.OlmoeConfig(**SIZES, num_experts=8, num_experts_per_tok=3),
+    "granitemoe": transformers.GraniteMoeConfig(
+        **SIZES, **_CHOSEN, num_local_experts=6, attention_multiplier=0.1, residual_multiplier=0.4
     ),
 }
 KINDS |= EXPERTS
 
 
 def save(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> None:
-    model_class, config = KINDS[kind]
     torch.manual_seed(0)
-    model = model_class(config).to(dtype)
+    model = causal(KINDS[kind]).to(dtype)
     for parameter in model.parameters():
         parameter.data.normal_(std=0.2)
     model.generation_config.eos_token_id = [3, 5]

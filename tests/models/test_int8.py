@@ -12,67 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    Exaone4Config,
-    Exaone4ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Gemma4ForCausalLM,
-    Gemma4TextConfig,
-    Glm4Config,
-    Glm4ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    GraniteMoeConfig,
-    GraniteMoeForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    Lfm2MoeConfig,
-    Lfm2MoeForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MinistralConfig,
-    MinistralForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5MoeForCausalLM,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 
 from card.api.llm import LLM
 from card.config import SamplingParams
@@ -95,7 +37,7 @@ from card.models.runners import plain_runner
 from card.theirs.transformers.loading import load_model
 from tests.pair import Pair
 from tests.reaching_in import cache_of, say_why_not_int8
-from tests.tiny import YARN, tiny
+from tests.tiny import YARN, causal, tiny
 
 REASON = why_not_int8()  # a kernel that is not exact is no reason to skip: it fails here
 pytestmark = [
@@ -121,135 +63,100 @@ DELTA = {
     "linear_value_head_dim": 16,
     "pad_token_id": 0,
 }
-KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
-    "tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
-    "gemma2": (
-        Gemma2ForCausalLM,
-        Gemma2Config(**SIZES, head_dim=20, sliding_window=9, attn_logit_softcapping=4.0, final_logit_softcapping=9.0),
+KINDS: dict[str, transformers.PreTrainedConfig] = {
+    "llama": transformers.LlamaConfig(**SIZES),
+    "tied": transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "gemma2": transformers.Gemma2Config(
+        **SIZES, head_dim=20, sliding_window=9, attn_logit_softcapping=4.0, final_logit_softcapping=9.0
     ),
-    "gemma3": (
-        Gemma3ForCausalLM,
-        Gemma3TextConfig(**SIZES, head_dim=24, sliding_window=9, sliding_window_pattern=2),
+    "gemma3": transformers.Gemma3TextConfig(**SIZES, head_dim=24, sliding_window=9, sliding_window_pattern=2),
+    "granite": transformers.GraniteConfig(
+        **SIZES,
+        attention_bias=True,
+        attention_multiplier=0.1,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        logits_scaling=2.0,
     ),
-    "granite": (
-        GraniteForCausalLM,
-        GraniteConfig(
-            **SIZES,
-            attention_bias=True,
-            attention_multiplier=0.1,
-            embedding_multiplier=3.0,
-            residual_multiplier=0.4,
-            logits_scaling=2.0,
-        ),
+    "mistral": transformers.MistralConfig(**SIZES, sliding_window=9),
+    "phi3": transformers.Phi3Config(**SIZES, pad_token_id=0, partial_rotary_factor=0.6),
+    "glm4": transformers.Glm4Config(**SIZES, pad_token_id=0, head_dim=24),
+    "olmo2": transformers.Olmo2Config(**SIZES),
+    "olmo3": transformers.Olmo3Config(**SIZES, **WINDOWS),
+    "exaone4": transformers.Exaone4Config(**SIZES, **WINDOWS, head_dim=24),
+    "smollm3": transformers.SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[0, 1]),
+    "ministral": transformers.MinistralConfig(**SIZES, **WINDOWS, head_dim=24),
+    "cohere2": transformers.Cohere2Config(**SIZES, **WINDOWS, logit_scale=0.5),
+    "qwen2": transformers.Qwen2Config(**SIZES),
+    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=24),
+    "lfm2": transformers.Lfm2Config(**{**SIZES, "num_hidden_layers": 4}, full_attn_idxs=[1, 3], block_multiple_of=16),
+    "qwen3_5": transformers.Qwen3_5TextConfig(**{**SIZES, "num_hidden_layers": 4, "head_dim": 40}, **DELTA),
+    "qwen3_5_moe": transformers.Qwen3_5MoeTextConfig(
+        **{**SIZES, "num_hidden_layers": 4, "head_dim": 40},
+        **DELTA,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=72,
     ),
-    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=9)),
-    "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, pad_token_id=0, partial_rotary_factor=0.6)),
-    "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, pad_token_id=0, head_dim=24)),
-    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
-    "olmo3": (Olmo3ForCausalLM, Olmo3Config(**SIZES, **WINDOWS)),
-    "exaone4": (Exaone4ForCausalLM, Exaone4Config(**SIZES, **WINDOWS, head_dim=24)),
-    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[0, 1])),
-    "ministral": (MinistralForCausalLM, MinistralConfig(**SIZES, **WINDOWS, head_dim=24)),
-    "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SIZES, **WINDOWS, logit_scale=0.5)),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),
-    "lfm2": (
-        Lfm2ForCausalLM,
-        Lfm2Config(**{**SIZES, "num_hidden_layers": 4}, full_attn_idxs=[1, 3], block_multiple_of=16),
+    "qwen3_next": transformers.Qwen3NextConfig(
+        **{**SIZES, "num_hidden_layers": 4, "head_dim": 40},
+        **DELTA,
+        mlp_only_layers=[1],
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=72,
     ),
-    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**{**SIZES, "num_hidden_layers": 4, "head_dim": 40}, **DELTA)),
-    "qwen3_5_moe": (
-        Qwen3_5MoeForCausalLM,
-        Qwen3_5MoeTextConfig(
-            **{**SIZES, "num_hidden_layers": 4, "head_dim": 40},
-            **DELTA,
-            num_experts=6,
-            num_experts_per_tok=2,
-            moe_intermediate_size=40,
-            shared_expert_intermediate_size=72,
-        ),
+    "lfm2_moe": transformers.Lfm2MoeConfig(
+        **{**SIZES, "num_hidden_layers": 4},
+        layer_types=["conv", "full_attention", "conv", "full_attention"],
+        num_dense_layers=2,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        routed_scaling_factor=1.5,
     ),
-    "qwen3_next": (
-        Qwen3NextForCausalLM,
-        Qwen3NextConfig(
-            **{**SIZES, "num_hidden_layers": 4, "head_dim": 40},
-            **DELTA,
-            mlp_only_layers=[1],
-            num_experts=6,
-            num_experts_per_tok=2,
-            moe_intermediate_size=40,
-            shared_expert_intermediate_size=72,
-        ),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **SIZES, head_dim=24, num_experts=24, num_experts_per_tok=3, moe_intermediate_size=40
     ),
-    "lfm2_moe": (
-        Lfm2MoeForCausalLM,
-        Lfm2MoeConfig(
-            **{**SIZES, "num_hidden_layers": 4},
-            layer_types=["conv", "full_attention", "conv", "full_attention"],
-            num_dense_layers=2,
-            num_experts=6,
-            num_experts_per_tok=2,
-            moe_intermediate_size=40,
-            routed_scaling_factor=1.5,
-        ),
+    "qwen2_moe": transformers.Qwen2MoeConfig(
+        **SIZES,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=72,
+        norm_topk_prob=True,
     ),
-    "qwen3_moe": (
-        Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(**SIZES, head_dim=24, num_experts=24, num_experts_per_tok=3, moe_intermediate_size=40),
+    "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4),
+    "olmoe": transformers.OlmoeConfig(**SIZES, pad_token_id=0, eos_token_id=2, num_experts=16, num_experts_per_tok=4),
+    "gpt_oss": transformers.GptOssConfig(
+        **SIZES,
+        **WINDOWS,
+        pad_token_id=0,
+        head_dim=24,
+        num_local_experts=6,
+        num_experts_per_tok=4,
+        rope_parameters={**YARN, "truncate": False},
     ),
-    "qwen2_moe": (
-        Qwen2MoeForCausalLM,
-        Qwen2MoeConfig(
-            **SIZES,
-            num_experts=5,
-            num_experts_per_tok=2,
-            moe_intermediate_size=40,
-            shared_expert_intermediate_size=72,
-            norm_topk_prob=True,
-        ),
+    "granitemoe": transformers.GraniteMoeConfig(**SIZES, residual_multiplier=0.4, logits_scaling=2.0),
+    "gemma4": transformers.Gemma4TextConfig(
+        **{**GEMMA4, "num_hidden_layers": 4, "layer_types": 2 * GEMMA4["layer_types"]},
+        hidden_size_per_layer_input=24,
+        vocab_size_per_layer_input=96,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=9.0,
     ),
-    "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, num_local_experts=4)),
-    "olmoe": (
-        OlmoeForCausalLM,
-        OlmoeConfig(**SIZES, pad_token_id=0, eos_token_id=2, num_experts=16, num_experts_per_tok=4),
-    ),
-    "gpt_oss": (
-        GptOssForCausalLM,
-        GptOssConfig(
-            **SIZES,
-            **WINDOWS,
-            pad_token_id=0,
-            head_dim=24,
-            num_local_experts=6,
-            num_experts_per_tok=4,
-            rope_parameters={**YARN, "truncate": False},
-        ),
-    ),
-    "granitemoe": (GraniteMoeForCausalLM, GraniteMoeConfig(**SIZES, residual_multiplier=0.4, logits_scaling=2.0)),
-    "gemma4": (
-        Gemma4ForCausalLM,
-        Gemma4TextConfig(
-            **{**GEMMA4, "num_hidden_layers": 4, "layer_types": 2 * GEMMA4["layer_types"]},
-            hidden_size_per_layer_input=24,
-            vocab_size_per_layer_input=96,
-            num_kv_shared_layers=2,
-            use_double_wide_mlp=True,
-            final_logit_softcapping=9.0,
-        ),
-    ),
-    "gemma4_moe": (
-        Gemma4ForCausalLM,
-        Gemma4TextConfig(
-            **GEMMA4,
-            hidden_size_per_layer_input=0,
-            attention_k_eq_v=True,
-            num_global_key_value_heads=1,
-            enable_moe_block=True,
-            num_experts=12,
-            top_k_experts=3,
-            moe_intermediate_size=40,
-        ),
+    "gemma4_moe": transformers.Gemma4TextConfig(
+        **GEMMA4,
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        enable_moe_block=True,
+        num_experts=12,
+        top_k_experts=3,
+        moe_intermediate_size=40,
     ),
 }
 STORED = (  # kinds with weights as they are
@@ -275,9 +182,8 @@ TEXT = [(7 * i * i + 3 * i) % 96 for i in range(70)]
 
 def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> RowRunner:
     kind, _, dtype = kind.partition(" ")
-    model_class, config = KINDS[kind]
     torch.manual_seed(0)
-    model = model_class(copy.deepcopy(config))  # which whoever runs the model writes to
+    model = causal(copy.deepcopy(KINDS[kind]))  # which whoever runs the model writes to
     for name, parameter in model.named_parameters():
         parameter.data.normal_(mean=1.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 0.0, std=std)
     for name, buffer in model.named_buffers():
@@ -603,7 +509,7 @@ def test_what_cannot_run_in_integers_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"vocab_size": 32, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
-    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=rf"^{re.escape(str(tmp_path))} cannot run in int8: .* use dtype bfloat16"):
         plain_runner(load_decoder(tmp_path, dtype="int8"), max_model_len=32)
     say_why_not_int8(monkeypatch, "this processor is too old")

@@ -22,16 +22,24 @@ from card.models.protocol import Extension, Recurrent, Stateful
 from card.models.recording_runner import RecordingRunner
 from card.models.runners import how_it_runs, plain_runner
 from tests.every_kind import each_kind, printed_by
-from tests.landmark_copies import AROUND_LANDMARK, check_copy_before_landmark
 from tests.reaching_in import cache_of, interrupt_passes
+from tests.recordings import (
+    AROUND_LANDMARK,
+    TEXT,
+    TREE_ROWS,
+    VOCAB,
+    AtOnce,
+    check_copy_before_landmark,
+    check_rows_put_back,
+    made_noisy,
+)
 from tests.tiny import CLEAR, NO_ENDS, tiny
 
 pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.skipif(why_not_int8() is not None, reason="no exact passes here"),
 ]
-VOCAB, TREE_ROWS, BLOCK = 61, 12, 32
-TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(150)]
+BLOCK = 32
 HEADS, KEYS, SIZE = 4, 2, 16  # of the delta rule, and their channels
 KINDS = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
 
@@ -51,12 +59,7 @@ def model_of(noise: float = 0.0) -> Qwen3_5ForCausalLM:
         linear_key_head_dim=SIZE,
         linear_value_head_dim=SIZE,
     )
-    model = Qwen3_5ForCausalLM(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(2.0 if weight.dim() > 1 else 1.0)
-            weight.add_(noise * weight.std(unbiased=False) * torch.randn_like(weight))
-    return model
+    return made_noisy(Qwen3_5ForCausalLM(config).eval(), noise)
 
 
 def make_runner(noise: float = 0.0, max_tree_rows: int = TREE_ROWS) -> RecordingRunner:
@@ -70,26 +73,8 @@ def runner_of() -> RecordingRunner:
     return make_runner()
 
 
-@functools.cache
-def roomy() -> RecordingRunner:
-    return make_runner(max_tree_rows=256)
-
-
-@functools.cache
-def plain_logits(token_ids: tuple[int, ...]) -> Floats:
-    """Return the logits of a text that is read at once, in a runner that has room for all its records."""
-    runner = roomy()
-    slot = runner.open()
-    (logits,) = runner.forward([Extension.of_text(slot, token_ids, first_logits=0)])
-    runner.close(slot)
-    return np.array(logits)
-
-
-def goes_on(runner: RecordingRunner, slot: int, token_ids: Sequence[int]) -> bool:
-    """Return whether a sequence that holds a text goes on as if it had been read at once."""
-    more = [*token_ids, 5, 6]
-    (found,) = runner.forward([Extension.of_text(slot, more, len(token_ids), first_logits=-2)])
-    return np.array_equal(found, plain_logits(tuple(more))[-2:])
+AT_ONCE = AtOnce(lambda: make_runner(max_tree_rows=256))
+goes_on = AT_ONCE.goes_on
 
 
 def state_of(runner: RecordingRunner, slot: int) -> Floats:
@@ -106,18 +91,11 @@ def num_absorbed(runner: RecordingRunner, slot: int) -> int:
 
 @pytest.mark.parametrize("num_rows", AROUND_LANDMARK)
 def test_a_copy_that_ends_where_a_landmark_begins_fills_it(num_rows: int) -> None:
-    check_copy_before_landmark(make_runner(), TEXT, num_rows, goes_on)
+    check_copy_before_landmark(make_runner(), num_rows, goes_on)
 
 
 def test_logits_and_greedy_tokens_are_those_of_transformers() -> None:
-    model = copy.deepcopy(model_of())
-    with torch.no_grad():
-        expected = model(torch.tensor([TEXT])).logits[0].numpy()
-    assert np.abs(plain_logits(tuple(TEXT)) - expected).max() < 1e-4 * np.abs(expected).max()
-    ids = torch.tensor([TEXT[:9]])
-    options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0].tolist()
-    assert plain_logits(tuple(written))[8:-1].argmax(-1).tolist() == written[9:]
+    AT_ONCE.check_against(copy.deepcopy(model_of()))
 
 
 @given(
@@ -140,7 +118,7 @@ def test_passes_of_any_size_lead_to_the_same_bits(
             first = done if with_logits else -1
             (found,) = runner.forward([Extension.of_text(slot, TEXT[: done + size], done, first_logits=first)])
             done = min(done + size, len(TEXT))
-            assert np.array_equal(found, plain_logits(tuple(TEXT))[done - len(found) : done])
+            assert np.array_equal(found, AT_ONCE.logits(TEXT)[done - len(found) : done])
             if is_told:
                 runner.keep(slot, done)
     assert len(TEXT) - num_absorbed(runner, slot) <= TREE_ROWS + 3
@@ -149,37 +127,7 @@ def test_passes_of_any_size_lead_to_the_same_bits(
 
 @given(data=st.data())
 def test_a_text_goes_on_behind_any_rows_that_are_kept(data: st.DataObject) -> None:
-    """Trees are rejected or accepted in part, texts are cut anywhere, and then go on."""
-    runner = runner_of()
-    slot, text = runner.open(), TEXT[: data.draw(st.integers(1, 100))]
-    runner.forward([Extension.of_text(slot, text)])
-    for _ in range(data.draw(st.integers(1, 4))):
-        if data.draw(st.booleans()):
-            text = text[: data.draw(st.integers(1, len(text)))]
-            runner.keep(slot, len(text))
-            continue
-        num_nodes = data.draw(st.integers(1, TREE_ROWS))
-        parents = [data.draw(st.integers(-1, idx - 1)) for idx in range(num_nodes)]
-        tokens = [data.draw(st.integers(0, VOCAB - 1)) for _ in range(num_nodes)]
-        num_first = data.draw(st.integers(1, num_nodes))  # a tree may grow in several passes
-        found = [
-            row
-            for part in (slice(num_first), slice(num_first, None))
-            if tokens[part]
-            for row in runner.forward(
-                [Extension(slot, tokens[part], [len(text) + parent for parent in parents[part]])]
-            )[0]
-        ]
-        path, node = list[int](), data.draw(st.integers(-1, num_nodes - 1))
-        while node >= 0:
-            path, node = [node, *path], parents[node]
-        kept = [tokens[node] for node in path]
-        if path:
-            assert np.array_equal(found[path[-1]], plain_logits((*text, *kept))[-1])
-        runner.keep(slot, len(text), [len(text) + node for node in path])
-        text = [*text, *kept]
-    assert goes_on(runner, slot, text)
-    runner.close(slot)
+    AT_ONCE.check_trees(runner_of(), data)
 
 
 def test_a_rejected_tree_leaves_the_state_and_an_accepted_one_is_absorbed_with_the_next_pass() -> None:
@@ -275,19 +223,7 @@ def test_a_prompt_is_lent_though_much_was_written_behind_it() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 31, 64, 90, 120])
 def test_rows_that_were_taken_out_are_put_back_with_their_state(num_rows: int) -> None:
-    runner = runner_of()
-    source, slot = runner.open(), runner.open(num_rows + 2)
-    for first in range(0, num_rows, 7):
-        runner.forward([Extension.of_text(source, TEXT[: min(first + 7, num_rows)], first)])
-    rows = runner.read_rows(source)
-    runner.close(source)
-    runner.write_rows(slot, rows)
-    again = runner.open()
-    runner.copy_rows(slot, again, num_rows // 2)
-    assert goes_on(runner, slot, TEXT[:num_rows])
-    assert goes_on(runner, again, TEXT[: num_rows // 2])
-    for one in (slot, again):
-        runner.close(one)
+    check_rows_put_back(runner_of(), num_rows, goes_on)
 
 
 def test_a_pass_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +308,7 @@ def digest() -> str:
     slot = runner.open()
     for first, end in ((0, 4), (4, 9), (9, len(TEXT))):
         (found,) = runner.forward([Extension.of_text(slot, TEXT[:end], first, first_logits=first)])
-        assert np.array_equal(found, plain_logits(tuple(TEXT[:end]))[first:])
+        assert np.array_equal(found, AT_ONCE.logits(TEXT[:end])[first:])
         runner.keep(slot, end)
     runner.close(slot)
     slot = runner.open()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from card.api.async_llm import AsyncLLM
+from tests.server.running import Running, serving
 
 # The mark of a token that is not the only one with its text; the decoder takes it out.
 _MARK = "\u00a7"
@@ -106,3 +111,12 @@ def scripted_bytes(
         ids = [core.token_to_id(one) for one in (name, *script)]
         follows |= dict(zip(ids, [*ids[1:], 1], strict=True))
     return Scripted(chain_model(len(wrapped), follows, max_model_len), wrapped)
+
+
+def served(model: Scripted, name: str = "scripted") -> Iterator[Running]:
+    """Serve a model that writes what a script says, and end it."""
+    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
+    with serving(llm, served_model_names=(name,)) as running:
+        yield running
+    with ThreadPoolExecutor(max_workers=1) as thread:  # a browser has a loop in this one
+        thread.submit(lambda: asyncio.run(llm.shutdown())).result()

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from card.api.async_llm import AsyncLLM
 from card.config import SamplingParams
-from tests.server.running import Running, scraped, serving
-from tests.server.scripted import scripted_bytes
+from tests.server.running import Running, scraped
+from tests.server.scripted import scripted_bytes, served
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
@@ -42,11 +41,7 @@ RM: Any = {"type": "function", "function": {"name": "rm", "parameters": {"type":
 
 @pytest.fixture
 def thinker() -> Iterator[Running]:
-    model = scripted_bytes(SCRIPTS, TEMPLATE)
-    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
-    with serving(llm) as running:
-        yield running
-    asyncio.run(llm.shutdown())
+    yield from served(scripted_bytes(SCRIPTS, TEMPLATE), "demo-target")
 
 
 def asked(*turns: dict[str, Any], **fields: Any) -> dict[str, Any]:

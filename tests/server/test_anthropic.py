@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from card.api.async_llm import AsyncLLM
 from card.server.anthropic.schemas import MessagesRequest
 from card.server.bodies import fitted
 from card.server.strict import Ignored
 from tests.server.running import PROMPT, Running, Solo, serving
-from tests.server.scripted import scripted_bytes
+from tests.server.scripted import scripted_bytes, served
 from tests.server.test_parts import THINKING, THINKING_TEMPLATE
 
 pytestmark = pytest.mark.timeout(240)
@@ -31,11 +29,7 @@ PIXEL = "iVBORw0KGgo="
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[Running]:
     """Serve a model that thinks between tags, as Qwen 3 does."""
-    model = scripted_bytes(THINKING, THINKING_TEMPLATE)
-    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
-    with serving(llm, served_model_names=("scripted",)) as running:
-        yield running
-    asyncio.run(llm.shutdown())
+    yield from served(scripted_bytes(THINKING, THINKING_TEMPLATE))
 
 
 def asked(content: Any, **fields: Any) -> dict[str, Any]:

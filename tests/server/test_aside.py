@@ -15,9 +15,9 @@ import pytest
 from card.api.prompts import Prompt
 from card.config import Grammar
 from card.server import service
-from card.text.canary import GivenUpError
 from card.text.compilation import Compilation
 from card.text.grammar import GrammarCompiler
+from card.text.grammar_sandbox import GivenUpError
 from card.text.matcher import MatcherState
 from card.text.token_bytes import TokenBytes
 from tests.server.running import PATIENCE_S, PROMPT, Running, serving

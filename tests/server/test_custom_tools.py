@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import openai
 import pytest
 
-from card.api.async_llm import AsyncLLM
 from card.server.bodies import fitted
 from card.server.schemas import ChatRequest
 from card.server.strict import Ignored
 from card.server.tools.support import template_messages
-from tests.server.running import Running, serving
-from tests.server.scripted import scripted
+from tests.server.running import Running
+from tests.server.scripted import scripted, served
 
 CHAT = "/v1/chat/completions"
 PATCH = 'first "line"\n\tsecond \\ caf\u00e9'
@@ -59,11 +57,7 @@ def speaker() -> Iterator[Running]:
     template = (
         "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}<tool_call> {{ messages[-1].content }}"
     )
-    model = scripted(SCRIPTS, template)
-    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
-    with serving(llm, served_model_names=("scripted",)) as running:
-        yield running
-    asyncio.run(llm.shutdown())
+    yield from served(scripted(SCRIPTS, template))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -19,7 +19,7 @@ from card.server.generation import Generation
 from card.server.ollama.answers import LineStream
 from card.server.ollama.schemas import OllamaMessage, chat_messages
 from tests.server.running import PROMPT, Running, Solo, serving
-from tests.server.scripted import scripted_bytes
+from tests.server.scripted import scripted_bytes, served
 from tests.server.test_parts import RM, SCHEMA, THINKING, THINKING_TEMPLATE
 from tests.waiting import until
 
@@ -34,11 +34,7 @@ FINAL = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_du
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[Running]:
     """Serve a model that thinks between tags and calls functions."""
-    model = scripted_bytes(THINKING, THINKING_TEMPLATE)
-    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
-    with serving(llm, served_model_names=("scripted",)) as running:
-        yield running
-    asyncio.run(llm.shutdown())
+    yield from served(scripted_bytes(THINKING, THINKING_TEMPLATE))
 
 
 def whole(server: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 
-from card.api.async_llm import AsyncLLM
 from card.server.schemas import ChatRequest
 from card.server.tools.support import template_variables
-from tests.server.running import Running, serving, streams
-from tests.server.scripted import scripted_bytes
+from tests.server.running import Running, streams
+from tests.server.scripted import scripted_bytes, served
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -79,22 +76,13 @@ CHANNEL_TEMPLATE = "{% if tools %}<|start|><|channel|><|message|>{% endif %}{{ m
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[Running]:
     """Serve a model that thinks between tags, as Qwen 3 does."""
-    yield from served(THINKING, THINKING_TEMPLATE)
+    yield from served(scripted_bytes(THINKING, THINKING_TEMPLATE))
 
 
 @pytest.fixture(scope="module")
 def channels() -> Iterator[Running]:
     """Serve a model that writes channels, as gpt-oss does."""
-    yield from served(CHANNELS, CHANNEL_TEMPLATE)
-
-
-def served(scripts: dict[str, list[str]], template: str, special: tuple[str, ...] = ()) -> Iterator[Running]:
-    model = scripted_bytes(scripts, template, special)
-    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
-    with serving(llm, served_model_names=("scripted",)) as running:
-        yield running
-    with ThreadPoolExecutor(max_workers=1) as thread:  # a browser has a loop in this one
-        thread.submit(lambda: asyncio.run(llm.shutdown())).result()
+    yield from served(scripted_bytes(CHANNELS, CHANNEL_TEMPLATE))
 
 
 def spoken(server: Running, script: str, **fields: Any) -> dict[str, Any]:
@@ -213,7 +201,7 @@ def test_responses_have_reasoning_items_which_may_be_sent_back(served: str, requ
 def test_a_budget_closes_the_thoughts_with_their_token() -> None:
     pytest.importorskip("llguidance")
     scripts = {"think": ["<think>", "a", " b", " c", " d", " e", " f", " g", "</think>", "Done", "."]}
-    for server in served(scripts, THINKING_TEMPLATE, ("<think>", "</think>")):
+    for server in served(scripted_bytes(scripts, THINKING_TEMPLATE, ("<think>", "</think>"))):
         assert parts(spoken(server, "think")) == ("a b c d e f g", "Done.", [])
         for budget, thoughts in ((0, ""), (3, "a b c")):
             answer = spoken(server, "think", thinking_budget=budget)

@@ -11,14 +11,15 @@ from playwright.sync_api import expect
 from tests.browser import faults_by_axe
 from tests.server.browsing import Opener
 from tests.server.running import Running
-from tests.server.test_parts import THINKING, THINKING_TEMPLATE, served
+from tests.server.scripted import scripted_bytes, served
+from tests.server.test_parts import THINKING, THINKING_TEMPLATE
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[Running]:
-    yield from served(THINKING, THINKING_TEMPLATE)
+    yield from served(scripted_bytes(THINKING, THINKING_TEMPLATE))
 
 
 def event(delta: dict[str, str], reason: str | None = None) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 
 from card.api.async_llm import AsyncLLM
 from tests.server.running import PROMPT, Running, Solo, run, serving, streams
-from tests.server.scripted import scripted
+from tests.server.scripted import scripted, served
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
@@ -52,11 +52,7 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def speaker() -> Iterator[Running]:
     """Serve a model that writes what a script says, as Qwen's models write."""
-    model = scripted(SCRIPTS, TEMPLATE)
-    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
-    with serving(llm, served_model_names=("scripted",)) as running:
-        yield running
-    asyncio.run(llm.shutdown())
+    yield from served(scripted(SCRIPTS, TEMPLATE))
 
 
 def spoken(server: Running, script: str, **fields: Any) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-import card.text.canary
 import card.text.grammar
+import card.text.grammar_sandbox
 from card.config import Grammar
 from card.errors import CapacityError, SettingsError
-from card.text.canary import Canary, GivenUpError, Passed, TooSlowError, child_stack_bytes
 from card.text.compiling import MOST_CHARS, is_gbnf
 from card.text.grammar import MOST_IN_LINE, BackgroundGrammars, GrammarCompiler
+from card.text.grammar_sandbox import GivenUpError, GrammarSandbox, Passed, TooSlowError, child_stack_bytes
 from card.text.tokenizer import Tokenizer
 from tests.pair import own_tokenizer
 from tests.reaching_in import let_grammar_children_run
@@ -130,7 +130,7 @@ def test_what_passes_in_a_child_has_at_least_twice_the_stack_wherever_it_is_used
 def test_memory_without_end_is_refused_with_the_limit(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card.text.canary, "MEMORY_BYTES", 16 << 20)
+    monkeypatch.setattr(card.text.grammar_sandbox, "MEMORY_BYTES", 16 << 20)
     with pytest.raises(SettingsError, match=r"takes \(needs more than 16 MiB\); use a simpler one"):
         compiler.compile(Grammar("regex", "a" * 100_000))
     assert compiler.compile(PLAIN).allowed([()]).any()
@@ -151,7 +151,7 @@ def test_memory_is_bounded_where_the_system_does_not_say_how_much_a_process_has(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_grammar_children_run(monkeypatch, WITHOUT_STATM)
-    monkeypatch.setattr(card.text.canary, "MEMORY_BYTES", 16 << 20)
+    monkeypatch.setattr(card.text.grammar_sandbox, "MEMORY_BYTES", 16 << 20)
     with pytest.raises(SettingsError, match=r"takes \(needs more than 16 MiB\); use a simpler one"):
         compiler.compile(Grammar("regex", "a" * 1_000_000))
     assert compiler.compile(PLAIN).allowed([()]).any()
@@ -229,13 +229,13 @@ def test_the_child_loads_nothing_heavy() -> None:
 
 def test_what_has_passed_is_not_tried_again(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    try_out = Canary.try_out
+    try_out = GrammarSandbox.try_out
 
-    def note(self: Canary, kind: str, source: str, seconds: float) -> Passed:
+    def note(self: GrammarSandbox, kind: str, source: str, seconds: float) -> Passed:
         tried.append(source)
         return try_out(self, kind, source, seconds)
 
-    monkeypatch.setattr(Canary, "try_out", note)
+    monkeypatch.setattr(GrammarSandbox, "try_out", note)
     monkeypatch.setattr(card.text.grammar, "MOST_KEPT", 2)
     sources = ["a", "b", "c", "d"]
     for _ in range(3):

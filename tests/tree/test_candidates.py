@@ -64,9 +64,9 @@ def test_late_hit_moves_the_root_when_the_node_arrives() -> None:
     cache = two_layers()
     cache.advance([10, 13, 14])
     assert cache.extend(0, nodes((6, 1, 15, -0.1), (7, 1, 13, -3.0), (8, 6, 1, -0.1))) == 1  # 15 is out of reach
-    assert (cache.root_id, cache.pending, cache.num_late_hits, cache.num_nodes) == (7, (14,), 1, 0)
+    assert (cache.root_id, cache.pending, cache.num_nodes) == (7, (14,), 0)
     assert cache.extend(0, nodes((9, 7, 14, -0.5), (10, 9, 3, -0.5), (11, 9, 4, -0.1))) == 3
-    assert (cache.root_id, cache.pending, cache.num_late_hits) == (9, (), 2)
+    assert (cache.root_id, cache.pending) == (9, ())
     assert ids_of(cache, cache.query(9, "tree")) == [11, 10]
     assert cache.query(9, "tree").path_logprobs == (-0.1, -0.5)
 
@@ -78,7 +78,7 @@ def test_one_message_settles_several_pending_tokens_whatever_it_holds_besides() 
         (11, 10, 9, -0.1), (12, 10, 1, -0.2), (13, 12, 8, -0.3), (14, 11, 7, 0.0), (15, 12, 2, -1), (16, 15, 5, -2)
     )
     assert cache.extend(4, message) == 3
-    assert (cache.root_id, cache.pending, cache.alive_ids(), cache.num_late_hits) == (15, (), [16], 2)
+    assert (cache.root_id, cache.pending, cache.alive_ids()) == (15, (), [16])
 
 
 def test_restart_forgets_everything_and_counts_ids_from_its_root() -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-from card.api.asked import Asked
+from card.api.arguments import LLMArguments
 from card.api.driver import JOIN_TIMEOUT_S, Driver
 from card.api.host import Host
 from card.api.hosted import Hosted
@@ -26,7 +26,7 @@ from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError
 from card.links.child import DrafterChild
 from card.links.leases import Leases
-from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 from card.text.parts.view import AnswerView
 from card.text.prompts import Messages
 from card.text.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ class AsyncLLM(Hosted):
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
         given = {"settings": settings, "method": method, "verifier": verifier, "spare": spare, "say": say}
-        self._host = Host(Asked.of(target, draft, tokenizer=tokenizer, leases=leases, **given))
+        self._host = Host(LLMArguments.of(target, draft, tokenizer=tokenizer, leases=leases, **given))
         self._driver = Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)
         self._request_ids = itertools.count()

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from card.api.answer_stream import AnswerStream
-from card.api.asked import Asked
+from card.api.arguments import LLMArguments
 from card.api.outputs import AnswerText
 from card.api.prompts import Prompt
 from card.api.start import build_engine, load, measure
@@ -63,14 +63,14 @@ class PreparedRequest:
             logger.error("the text of a request cannot be written: %s", in_words(error), exc_info=error)
             failure = TargetError(f"the text of this request cannot be written: {in_words(error)}")
             return Written(AnswerText(), Update(update.request_id, (), "error", update.stats, failure), is_failure=True)
-        told = AnswerText(text) if isinstance(text, str) else text
-        return Written(replace(told, stop=stop) if stop else told, update)
+        answer = AnswerText(text) if isinstance(text, str) else text
+        return Written(replace(answer, stop=stop) if stop else answer, update)
 
 
 class Host:
     """The models, the drafter and the engine of one `LLM`; makes requests, runs none."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: LLMArguments) -> None:
         """Load the models and start the drafter. Raises: SettingsError, ModelError, VocabularyError, WorkerError."""
         longest = asked.settings.get("max_model_len") or DEFAULT_MODEL_LEN
         with telling_shortage(asked.target, asked.draft, max_model_len=longest), ExitStack() as unfinished:

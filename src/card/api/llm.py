@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-from card.api.asked import Asked
+from card.api.arguments import LLMArguments
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import AnswerText, CompletionOutput, RequestOutput, StreamChunk
@@ -25,7 +25,7 @@ from card.engine.metrics import EngineStats
 from card.engine.request import Update
 from card.errors import ClosedError, SettingsError
 from card.links.child import DrafterChild
-from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 from card.text.prompts import Messages
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
@@ -86,7 +86,7 @@ class LLM(Hosted):
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
         given = {"settings": settings, "method": method, "verifier": verifier, "spare": spare, "say": say}
-        self._host = Host(Asked.of(target, draft, tokenizer=tokenizer, **given))
+        self._host = Host(LLMArguments.of(target, draft, tokenizer=tokenizer, **given))
         self._engine: Engine = self._host.engine
         self._live: dict[int, _UnreadRequest] = {}
         self._lock = threading.Lock()

@@ -91,15 +91,15 @@ class StreamChunk:
     @classmethod
     def of(cls, text: AnswerText, updates: Sequence[Update]) -> StreamChunk:
         """Return the chunk of some successive rounds of a request, with the text that became certain."""
-        told = TokenDetails.joined(update.details for update in updates)
+        details = TokenDetails.joined(update.details for update in updates)
         return cls(
             text.text,
             tuple([token_id for update in updates for token_id in update.token_ids]),
             updates[-1].finish_reason,
             updates[-1].stats,
-            told.logprobs,
-            told.origins,
-            told.alternatives,
+            details.logprobs,
+            details.origins,
+            details.alternatives,
             text.pieces,
             text.thinks,
             text.stop,

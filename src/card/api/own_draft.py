@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from card.api.asked import Asked
+from card.api.arguments import LLMArguments
 from card.assembly.plan import Facts
 from card.config.method import ALONE
 from card.config.registry import find_method
@@ -27,10 +27,10 @@ _COPIES = f"method {ALONE} drafts from the text itself"
 class Choice:
     """The models of a start, and a line for the user about one that was not named."""
 
-    asked: Asked
+    asked: LLMArguments
     state_drafter: str | None = None  # the model in whose files the block or head lies that drafts, if one does
     note: str = ""  # settings are marked as `card.errors.named` does; empty: all was named
-    given: Asked | None = None  # what was asked for before the block was added; None: it was not
+    given: LLMArguments | None = None  # what was asked for before the block was added; None: it was not
     is_warning: bool = False
 
     def without_block(self, error: ModelError) -> Choice:
@@ -45,7 +45,7 @@ class Choice:
             logger.log(logging.WARNING if self.is_warning else logging.INFO, spelled(self.note))
 
 
-def choose_draft(asked: Asked, facts: Facts) -> Choice:
+def choose_draft(asked: LLMArguments, facts: Facts) -> Choice:
     """Return what is asked for, with the block as draft model if none is named and the target has one.
 
     Args:
@@ -74,7 +74,7 @@ def choose_draft(asked: Asked, facts: Facts) -> Choice:
         return tried.without_block(error)
 
 
-def _state_drafter_named(asked: Asked, facts: Facts) -> str | None:
+def _state_drafter_named(asked: LLMArguments, facts: Facts) -> str | None:
     """Return the model in whose files the draft model lies as a block or a head; None if it stands alone."""
     if asked.draft_name is None:
         return None
@@ -85,7 +85,7 @@ def _state_drafter_named(asked: Asked, facts: Facts) -> str | None:
     return asked.draft_name if is_state_drafter(asked.draft_name, cache_dir=folder) else None
 
 
-def _may_try(asked: Asked) -> bool:
+def _may_try(asked: LLMArguments) -> bool:
     """Return whether these settings leave room for a block: it runs beside the target's own pass, at its true size."""
     settings, method = asked.settings, None if asked.method is None else find_method(asked.method)
     devices = {settings.get("device") or "cpu", settings.get("draft_device") or "cpu"}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from card.config import EngineSettings
 from card.config.fields import plain, require
 from card.errors import PromptError, SettingsError, named
 from card.models.images import ImagePrompt, Tower
+from card.models.loaded_model import LoadedModel
 from card.models.loading import load_vision_tower
 from card.models.runner import RowRunner
 from card.text.pictures import PictureBounds, read_pictures, require_pillow
@@ -23,9 +24,6 @@ from card.text.prompts import (
     split_images,
 )
 from card.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 

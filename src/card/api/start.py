@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from card.api.asked import Asked
+from card.api.arguments import LLMArguments
 from card.api.own_draft import Choice, choose_draft
 from card.api.prompts import PromptReader
 from card.api.target import Target, load_target
 from card.assembly.build import Models, Parts, build, closed_if_it_fails, make_writers
 from card.assembly.drafters import Drafter, DraftSource, make_drafter, tell_ahead
-from card.assembly.gifts import choose_verifier, feature_consumers, feature_wish
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, room_tokens
+from card.assembly.plugins import choose_verifier, feature_consumers, feature_wish
 from card.assembly.prefixes import prefix_cache
 from card.drafting.local.protocol import LocalWriter
 from card.engine.watchers import Watchers
@@ -83,7 +83,7 @@ class Measured:
     latencies: MeasuredLatencies
 
 
-def load(asked: Asked) -> Loaded:
+def load(asked: LLMArguments) -> Loaded:
     """Refuse contradictory settings, then load the target. Raises: SettingsError, ModelError, VocabularyError."""
     check_format_name(str(asked.settings.get("answer_format", AUTO)))
     choice = choose_draft(asked, _first_facts(asked))
@@ -109,7 +109,7 @@ def load(asked: Asked) -> Loaded:
     return loaded
 
 
-def _first_facts(asked: Asked) -> Facts:
+def _first_facts(asked: LLMArguments) -> Facts:
     """Return what is known before anything is loaded."""
     draft = asked.draft
     return Facts(
@@ -261,7 +261,7 @@ def _drafter_of(loaded: Loaded, measured: Measured) -> Drafter | None:
 
 
 def _watchers_of(
-    asked: Asked,
+    asked: LLMArguments,
     plan: Plan,
     runner: RowRunner,
     writers: Mapping[str, LocalWriter],
@@ -277,7 +277,7 @@ def _watchers_of(
     return Watchers(runner.features, consumers, wish, for_writers=rows)
 
 
-def _built(asked: Asked, measured: Measured, runner: RowRunner, models: Models) -> Parts:
+def _built(asked: LLMArguments, measured: Measured, runner: RowRunner, models: Models) -> Parts:
     """Warm up the passes, whose rows depend on the models around the target, and build the engine of the final plan."""
     plan, latencies = measured.plan, measured.latencies
     with pinned(latencies.with_useful_threads(plan.cores).alone):

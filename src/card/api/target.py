@@ -14,6 +14,7 @@ from card.models.block_loading import require_block
 from card.models.draft_vocab import check_draft_vocab
 from card.models.files.places import GGUF_SUFFIX
 from card.models.inflation import inflate, parse_parameter_count
+from card.models.loaded_model import LoadedModel
 from card.models.loading import (
     check_pair,
     load_decoder,
@@ -31,8 +32,6 @@ from card.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from card.models.own.decoder_model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -25,9 +24,7 @@ from card.drafting.messages import DrafterMessage, Fault, decode, encode
 from card.errors import CardError, ProtocolError, in_words
 from card.links.process import FOLDER_PREFIX, DrafterConfig, LikelyModel
 from card.machine.memory import give_back_memory
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 
 _IDLE_POLL_MS = 500
 _PARENT_CHECK_S = 0.5
@@ -69,12 +66,12 @@ def main() -> None:
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
     logging.getLogger("card").setLevel(logging.ERROR)  # the target's process logs the rest already
-    told, likely, loaded = _told(), None, None
-    if isinstance(told, LikelyModel):
-        likely, loaded = told, load_likely(told)
-        told = _told()
-    assert isinstance(told, DrafterConfig)
-    config = told
+    received, likely, loaded = _told(), None, None
+    if isinstance(received, LikelyModel):
+        likely, loaded = received, load_likely(received)
+        received = _told()
+    assert isinstance(received, DrafterConfig)
+    config = received
     if likely is not None and not likely.is_that_of(config.model):
         loaded = None
     threading.Thread(target=_end_with_parent, args=(config,), daemon=True).start()

@@ -37,9 +37,10 @@ from card.models.draft_vocab import always_drafted, drafted_ids, kept_ids, restr
 from card.models.drafter_facts import gains_by_trimming, pass_bytes
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
+from card.models.loaded_model import LoadedModel
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.others import others
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.draft_block import DraftBlock
 from card.models.own.exact_decoder import prepare_code
 from card.models.own.reasons import is_exact

@@ -30,12 +30,12 @@ def run(model: str | None, clear: bool, cache_dir: str | None, as_json: bool) ->
     for one in entries:
         by_model.setdefault(one.source or _UNKNOWN, []).append(one)
     if as_json:
-        click.echo(json.dumps({name: sum(one.num_bytes for one in of) for name, of in by_model.items()}))
+        click.echo(json.dumps({name: sum(one.num_bytes for one in group) for name, group in by_model.items()}))
         return
     made = table("model", numbers=("size", "last used"))
-    for name, of in sorted(by_model.items()):
-        used_at = datetime.fromtimestamp(max(one.used_at for one in of))
-        made.add_row(name, gigabytes(sum(one.num_bytes for one in of)), f"{used_at:%Y-%m-%d %H:%M}")
+    for name, group in sorted(by_model.items()):
+        used_at = datetime.fromtimestamp(max(one.used_at for one in group))
+        made.add_row(name, gigabytes(sum(one.num_bytes for one in group)), f"{used_at:%Y-%m-%d %H:%M}")
     if entries:
         show(Console(), made, spare=("last used",))
     total = gigabytes(sum(one.num_bytes for one in entries))

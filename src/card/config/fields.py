@@ -157,8 +157,8 @@ class Setting:
     def shown(self) -> str:
         """The default in words; empty if there is none to show."""
         is_nothing = self.default is None or self.default is False or self.default == ()
-        told = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
-        return self.rule.shown or ("" if is_nothing else told)
+        default = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return self.rule.shown or ("" if is_nothing else default)
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -291,21 +291,21 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def check(
     values: Any,
     *,
-    of: str = "",
+    owner: str = "",
     by: type | None = None,
     error: type[CardError] = SettingsError,
 ) -> None:
     """Refuse an object with an invalid field.
 
     Args:
-        of: the object, for the message.
+        owner: the object, for the message.
         by: the class that declares its fields; None: its own class.
     Raises: ``error`` with the name, what is allowed and the value.
     """
     for name in declared(values.__class__):
         one, value = declared(by or values.__class__)[name], getattr(values, name)
         if allowed := one.fault(value):
-            require(False, name + of, allowed, value, error)
+            require(False, name + owner, allowed, value, error)
 
 
 def require(holds: bool, name: str, allowed: str, value: object, error: type[CardError] = SettingsError) -> None:

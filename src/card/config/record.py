@@ -37,7 +37,7 @@ class Record:
     commands: tuple[Command, ...] = ()
     settings: type[Any] | None = None  # dataclass of its settings, which users set like any other
     writers: Mapping[str, str] = field(default_factory=dict)  # places of local writers, by name
-    draft_writer: str = ""  # place of a `card.drafting.draft_writers.MakeWriter`
-    verifier: str = ""  # place of a `card.engine.gifts.ChooseVerifier`
-    consumers: str = ""  # place of a `card.engine.gifts.MakeConsumers`
+    draft_writer: str = ""  # place of a function as `card.drafting.draft_writers.make_writer`
+    verifier: str = ""  # place of a function (settings, verifier given) to (verifier, its name), or None
+    consumers: str = ""  # place of a function (settings, target, draft settings) to `FeatureConsumer`s
     tokenizer: str = ""  # place of a `card.models.loading.ReadTokenizer`

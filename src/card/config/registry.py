@@ -133,6 +133,6 @@ def own_value(settings: EngineSettings, name: str) -> Any:
     return getattr(settings.of(own_settings()[name]), name)
 
 
-def gifts(name: str) -> list[str]:
+def plugin_places(name: str) -> list[str]:
     """Return the places that records give in a field of this name, such as "verifier"."""
     return [place for found in records() if (place := getattr(found.record, name))]

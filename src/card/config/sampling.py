@@ -46,7 +46,7 @@ class Grammar:
     source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in one of two notations
 
     def __post_init__(self) -> None:
-        check(self, of=" of a grammar")
+        check(self, owner=" of a grammar")
         require(isinstance(self.source, str), "source of a grammar", "a string", self.source)
         has_source = bool(self.source.strip())
         if self.kind == "json_object":

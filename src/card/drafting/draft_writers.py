@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from card.config.registry import gifts
+from card.config.registry import plugin_places
 from card.drafting.beam import BeamWriter
 from card.drafting.draft_shaping import FindGrammar
 from card.drafting.protocol import DraftWriter
@@ -32,7 +32,7 @@ def make_writer(
     Raises: ModelError if the model reads hidden states of another target, or of a target that does not provide them.
     """
     parallel = parallel or (model.parallel_draft if isinstance(model, RowRunner) else None)
-    for place in gifts("draft_writer"):
+    for place in plugin_places("draft_writer"):
         writer: DraftWriter | None = load_place(place)(
             model,
             kv_cache_bytes,

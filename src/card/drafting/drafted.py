@@ -210,7 +210,7 @@ class DraftedRequests:
         return None
 
 
-def _remember(of: dict[int, V], request_id: int, value: V) -> None:
-    of[request_id] = value
-    if len(of) > _MAX_REMEMBERED:
-        of.pop(next(iter(of)))
+def _remember(remembered: dict[int, V], request_id: int, value: V) -> None:
+    remembered[request_id] = value
+    if len(remembered) > _MAX_REMEMBERED:
+        remembered.pop(next(iter(remembered)))

@@ -209,7 +209,7 @@ def decode(frame: bytes) -> tuple[int, TargetMessage | DrafterMessage]:
 
 def check_ready(message: Ready) -> None:
     """Refuse a `Ready` that no drafter sends. Raises: ProtocolError."""
-    of = " of a drafter"
+    end = " of a drafter"
     for name, most in (
         ("vocab_size", MAX_VOCAB_SIZE),
         ("max_model_len", MAX_VOCAB_SIZE),
@@ -217,16 +217,16 @@ def check_ready(message: Ready) -> None:
         ("layers_per_pass", MAX_LEN),
     ):
         value = getattr(message, name)
-        require(0 <= value <= most, name + of, f"from 0 to {most}", value, ProtocolError)
+        require(0 <= value <= most, name + end, f"from 0 to {most}", value, ProtocolError)
     fingerprint = message.tokenizer or ""
     is_one = len(fingerprint) <= _MAX_FINGERPRINT and fingerprint.isprintable()
     require(
-        is_one, f"tokenizer{of}", f"a fingerprint of {_MAX_FINGERPRINT} characters at most", fingerprint, ProtocolError
+        is_one, f"tokenizer{end}", f"a fingerprint of {_MAX_FINGERPRINT} characters at most", fingerprint, ProtocolError
     )
     if message.passes is None:
         return
     points = message.passes.points
-    name = f"the times of passes{of}"
+    name = f"the times of passes{end}"
     require(len(points) <= _MAX_POINTS, name, f"{_MAX_POINTS} at most", f"{len(points)} of them", ProtocolError)
     sizes = [0, *(num_tokens for num_tokens, _ in points)]
     is_rising = all(least < more <= MAX_LEN for least, more in pairwise(sizes))
@@ -241,15 +241,15 @@ def check_spec(spec: DraftSpec) -> None:
 
     Raises: ProtocolError that names the field.
     """
-    of = " of a draft spec"
-    check(spec.sampling, of=of, by=SamplingParams, error=ProtocolError)
-    check(spec.shape, of=of, error=ProtocolError)
-    require(1 <= spec.max_len <= MAX_LEN, f"max_len{of}", f"from 1 to {MAX_LEN}", spec.max_len, ProtocolError)
-    require(0 <= spec.num_hidden <= MAX_LEN, f"num_hidden{of}", f"from 0 to {MAX_LEN}", spec.num_hidden, ProtocolError)
+    end = " of a draft spec"
+    check(spec.sampling, owner=end, by=SamplingParams, error=ProtocolError)
+    check(spec.shape, owner=end, error=ProtocolError)
+    require(1 <= spec.max_len <= MAX_LEN, f"max_len{end}", f"from 1 to {MAX_LEN}", spec.max_len, ProtocolError)
+    require(0 <= spec.num_hidden <= MAX_LEN, f"num_hidden{end}", f"from 0 to {MAX_LEN}", spec.num_hidden, ProtocolError)
     has_tokens = spec.vocab_size is None or 1 <= spec.vocab_size <= MAX_VOCAB_SIZE
-    require(has_tokens, f"vocab_size{of}", f"from 1 to {MAX_VOCAB_SIZE}", spec.vocab_size, ProtocolError)
+    require(has_tokens, f"vocab_size{end}", f"from 1 to {MAX_VOCAB_SIZE}", spec.vocab_size, ProtocolError)
     is_sound = spec.shaping is None or _is_sound(spec.shaping)
-    require(is_sound, f"shaping{of}", "one that sampling parameters stand for", spec.shaping, ProtocolError)
+    require(is_sound, f"shaping{end}", "one that sampling parameters stand for", spec.shaping, ProtocolError)
 
 
 def check_correction(message: Correction) -> None:

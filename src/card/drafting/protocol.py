@@ -93,8 +93,8 @@ class DraftSequence:
         The next frontier has the new shape at once. The next commit or step adds the nodes that it needs from the
         secondary tier: a new shape always comes with committed tokens, which change the tree anyway.
         """
-        told = {"beam_width": beam_width, "branch_below": branch_below}
-        changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+        stated = {"beam_width": beam_width, "branch_below": branch_below}
+        changes: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
         self.spec = msgspec.structs.replace(self.spec, shape=replace(self.spec.shape, **changes))
         self._frontier = None
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from card.engine.asked import AskedRounds
-from card.engine.careful import CarefulCalls
 from card.engine.dialogue import Dialogue
 from card.engine.failures import Failures
+from card.engine.guarded_policy import GuardedPolicy
 from card.engine.live import LiveRequest
 from card.engine.metrics import EngineStats
 from card.engine.passes import TargetPasses
@@ -57,7 +57,7 @@ class Engine:
         self._limits = limits or Limits()
         self._queue = RequestQueue(worker, self._limits)
         self._policy = policy or Policy(link.own_schedule)
-        self._calls = CarefulCalls(self._policy)
+        self._calls = GuardedPolicy(self._policy)
         self._phases = Phases()
         self._asked, self._resting = AskedRounds(), set[int]()  # requests whose local writers rest in this round
         self._totals = EngineStats()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from card.engine.careful import CarefulCalls
 from card.engine.dialogue import Dialogue
+from card.engine.guarded_policy import GuardedPolicy
 from card.engine.live import LiveRequest
 from card.engine.policy.rounds import Draft, RoundView, Wait
 
@@ -18,7 +18,7 @@ class DraftingTurn:
     view: RoundView  # of the round, updated by each step
     _decoding: Sequence[LiveRequest]
     _drafter: Dialogue
-    _calls: CarefulCalls
+    _calls: GuardedPolicy
     _clock: Callable[[], float]
     _started: float
 

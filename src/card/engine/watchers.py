@@ -67,10 +67,10 @@ class Watchers:
         for consumer in list(self._heard):
             try:
                 seen = self._seen(consumer, extension_idx, one, first)
-                told = None if seen is None else consumer.observe(seen)
-                if told is not None:
-                    require(0.0 <= told <= 1.0, "branch_below", "from 0 to 1", told)
-                    branch_below = told
+                hint = None if seen is None else consumer.observe(seen)
+                if hint is not None:
+                    require(0.0 <= hint <= 1.0, "branch_below", "from 0 to 1", hint)
+                    branch_below = hint
             except Exception as error:
                 self._heard.remove(consumer)
                 what = in_words(error)

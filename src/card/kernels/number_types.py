@@ -62,15 +62,15 @@ def paged_zeros(num_elements: int, dtype: Any) -> np.ndarray[Any, Any]:
 
     Raises: MemoryError if the system has no addresses for it.
     """
-    of, num_bytes = np.dtype(dtype), num_elements * np.dtype(dtype).itemsize
+    element, num_bytes = np.dtype(dtype), num_elements * np.dtype(dtype).itemsize
     if num_bytes < _HUGE_PAGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):  # only Linux has such pages
-        return zeros(num_elements, of)
+        return zeros(num_elements, element)
     try:
         room = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no room for {num_bytes} bytes") from error
     room.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(room, of)
+    return np.frombuffer(room, element)
 
 
 def _in_line(make: Callable[..., Any], shape: int | tuple[int, ...], dtype: Dtype) -> np.ndarray[Any, Any]:

@@ -97,8 +97,8 @@ def _long_growth(factor: float, context: int) -> float:
     """Return the same of longrope (Ding et al. 2024, arXiv:2402.13753), with the length of the first context."""
     if factor <= 1:
         return 1.0
-    with localcontext() as of:
-        of.prec = _DIGITS
+    with localcontext() as decimals:
+        decimals.prec = _DIGITS
         return float((1 + _logarithm(factor) / _logarithm(context)).sqrt())
 
 

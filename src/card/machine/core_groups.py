@@ -46,7 +46,7 @@ def core_groups(cores: Iterable[int] | None, root: Path = SYSTEM) -> CoreGroups:
     # A cache belongs to a node; cores that tell of no cache share that of their node.
     caches = [_told(root, core, "cache/index3/shared_cpu_list") for core in physical]
     kinds: tuple[list[object], list[object]] = ([*nodes], [*zip(nodes, caches, strict=True)])
-    counts = {count for of in kinds for count in accumulate(sorted(Counter(of).values(), reverse=True))}
+    counts = {count for group in kinds for count in accumulate(sorted(Counter(group).values(), reverse=True))}
     return CoreGroups(fast if fast < len(physical) else 0, tuple(sorted(counts - {len(physical)})))
 
 
@@ -54,8 +54,8 @@ def _speed(root: Path, core: int) -> int:
     """Return what tells a fast core from a slow one; 0 for all where the system does not."""
     if core in _listed(root / "sys/devices/cpu_atom/cpus"):  # Intel's slow ones
         return -1
-    told = _told(root, core, "cpu_capacity")
-    return int(told) if told.isdecimal() else 0
+    capacity = _told(root, core, "cpu_capacity")
+    return int(capacity) if capacity.isdecimal() else 0
 
 
 def _node(root: Path, core: int) -> int:

@@ -74,11 +74,11 @@ def _advise(first: int, size: int, advice: int) -> bool:
 def unwritten_parts(library: str, maps: Path = Path("/proc/self/smaps")) -> list[tuple[int, int]]:
     """Return address and size of those mapped parts of a library that are as its file has them; none but on Linux."""
     try:
-        told = _PART.split(maps.read_text("utf-8", errors="replace"))[1:]
+        parts = _PART.split(maps.read_text("utf-8", errors="replace"))[1:]
     except OSError:
         return []
     found = []
-    for first, end, may_write, file, facts in zip(*(told[i::5] for i in range(5)), strict=True):
+    for first, end, may_write, file, facts in zip(*(parts[i::5] for i in range(5)), strict=True):
         if Path(file).name == library and may_write == "-" and _ALL_AS_READ in facts:
             found.append((int(first, 16), int(end, 16) - int(first, 16)))
     return found

@@ -20,9 +20,9 @@ from card.models.files.mapped_weights import MappedWeights
 from card.models.files.places import hub_file
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.files.weight_files import weight_files
+from card.models.loaded_model import LoadedModel
 from card.models.names import OWN_BLOCK
 from card.models.others import others
-from card.models.own.decoder_model import LoadedModel
 from card.models.own.draft_block import BlockError, DraftBlock, has_folder_block, read_folder_block, read_gguf_block
 from card.models.own.eagle_head import EagleHead, HeadTarget, eagle_head
 from card.models.own.layers import Weight

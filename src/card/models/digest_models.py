@@ -90,8 +90,8 @@ def _weights(architecture: Architecture, config: Any) -> Iterator[tuple[str, Flo
         shape = architecture.layer_shape(config, idx)
         sizes = sizes_of(config, shape)
         for part in architecture.parts_of(shape):
-            its = [sizes[size] for size in part.shape]
-            for name, weight in _part_weights(architecture, config, part, its):
+            lengths = [sizes[size] for size in part.shape]
+            for name, weight in _part_weights(architecture, config, part, lengths):
                 yield f"model.layers.{idx}.{name}", weight
 
 

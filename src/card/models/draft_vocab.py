@@ -14,7 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from card.errors import SettingsError, named
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.loaded_model import LoadedModel
+from card.models.own.decoder_model import DecoderModel
 from card.models.rows.row_tree import IntArray
 from card.models.token_ranks import used_ids
 from card.text.tokenizer import Tokenizer

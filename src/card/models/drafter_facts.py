@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from card.models.draft_vocab import proposed_by
 from card.models.facts import num_bytes
-from card.models.own.decoder_model import DecoderModel, LoadedModel, is_int8
+from card.models.loaded_model import LoadedModel
+from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.draft_block import DraftBlock
 from card.models.own.eagle_head import EagleHead
 from card.models.own.layers import BlockWeight, Weight

@@ -10,7 +10,8 @@ from card.config import NEUTRAL
 from card.errors import ModelError
 from card.kernels.number_types import Array, Floats, dtype_name
 from card.models.layer_shape import head_dim, of_layer
-from card.models.own.decoder_model import DecoderModel, LoadedModel, is_int8
+from card.models.loaded_model import LoadedModel
+from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.layers import BlockWeight, embedded
 from card.text.parts.families import kept_ends
 from card.text.prompts import turn_end_id
@@ -131,7 +132,7 @@ def sampling_defaults(model: LoadedModel) -> dict[str, Any]:
 def check_facts(name: str, model: LoadedModel) -> None:
     """Check what is read from the configs later on. Raises: ModelError that names the file and the field."""
     config, generation = model.config.get_text_config(), model.generation_config
-    for file, of, field, is_allowed, allowed in (
+    for file, source, field, is_allowed, allowed in (
         ("config.json", config, "vocab_size", _is_count, "a number above 0"),
         ("config.json", config, "max_position_embeddings", _is_count, "a number above 0"),
         ("config.json", config, "eos_token_id", _is_ids, "a token id or a list of token ids"),
@@ -139,7 +140,7 @@ def check_facts(name: str, model: LoadedModel) -> None:
         ("generation_config.json", generation, "max_new_tokens", _is_count, "a number above 0"),
         *(("generation_config.json", generation, one, _is_number, "a number") for one in NEUTRAL),
     ):
-        value = getattr(of, field, None)
+        value = getattr(source, field, None)
         if value is not None and not is_allowed(value):
             raise ModelError(
                 f"{file} of {name} cannot be used: its {field} is {str(value)[:40]}, it must be {allowed}; "

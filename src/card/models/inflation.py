@@ -29,9 +29,10 @@ from card.errors import ModelError, SettingsError
 from card.kernels.number_types import Array, zeros
 from card.models.architectures.architecture import sizes_of
 from card.models.facts import parameter_count
+from card.models.loaded_model import LoadedModel
 from card.models.names import model_name
 from card.models.others import others
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.decoder_model import DecoderModel
 
 TOLERANCE = 0.01  # largest relative difference between the parameters asked for and those made
 _TABLE, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from card.errors import ModelError
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 
 WITH_WINDOW = frozenset({"sliding_attention", "hybrid_sliding"})
 WITH_CHUNKS = frozenset({"chunked_attention"})

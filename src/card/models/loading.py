@@ -23,9 +23,10 @@ from card.models.files.sources import Source, explained, files_of, find_source, 
 from card.models.files.weight_files import check_folder, weight_files
 from card.models.images import Tower
 from card.models.layer_kinds import keeps_state
+from card.models.loaded_model import LoadedModel
 from card.models.names import model_name
 from card.models.others import others
-from card.models.own.decoder_model import DecoderModel, LoadedModel, read_decoder
+from card.models.own.decoder_model import DecoderModel, read_decoder
 from card.models.own.exact_layers import check_tables
 from card.models.own.plain_config import config_of, least_state_bytes, read_config
 from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft

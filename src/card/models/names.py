@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 
 OWN_BLOCK = "mtp"  # as the name of a draft model: the block that drafts inside the target's own checkpoint
 OTHER_FAMILY = "choose a model of another family, such as Llama, Mistral, Qwen, Gemma, Phi or OLMo"

@@ -12,14 +12,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from card.errors import ModelError
 from card.machine.folders import expanded, replaced
 from card.models.files.weight_files import raw_config
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 
 FILE = "pard.json"
 STATES_FILE = "pard_features.safetensors"

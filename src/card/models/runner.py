@@ -14,10 +14,11 @@ from card.kernels.number_types import Floats
 from card.models.features import Features
 from card.models.images import PlacedImages, ShownImages, Tower
 from card.models.inflation import original_size
+from card.models.loaded_model import LoadedModel
 from card.models.long_texts import CHANGES_WITH_LENGTH, switch_len
 from card.models.names import model_name
 from card.models.own.decoder import Decoder
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.draft_block import DraftBlock, Lent, RowInputs
 from card.models.own.eagle_head import EagleHead
 from card.models.own.exact_decoder import ExactDecoder
@@ -276,8 +277,8 @@ class RowRunner(ABC):
         A row beyond the short context is one of a long text, whatever its sequence was opened for.
         """
         rows = [
-            (of >= length) | (extension.slot in self._long_slots)
-            for extension, of in zip(extensions, positions, strict=True)
+            (places >= length) | (extension.slot in self._long_slots)
+            for extension, places in zip(extensions, positions, strict=True)
         ]
         return np.concatenate(rows)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from card.config import INT8
+from card.models.loaded_model import LoadedModel
 from card.models.others import others
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.decoder_model import DecoderModel
 from card.models.protocol import Recurrent, Routed, Stateful
 from card.models.recording_runner import RecordingRunner, exact_runner
 from card.models.runner import RowRunner

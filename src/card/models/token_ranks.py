@@ -46,9 +46,9 @@ def piece_of(token: str, *, in_bytes: bool) -> bytes:
     """Return the bytes that a token stands for."""
     if not in_bytes:
         return token.replace(_BLANK, " ").encode()
-    of = _byte_of()
+    byte_of = _byte_of()
     try:
-        return bytes([of[char] for char in token])
+        return bytes([byte_of[char] for char in token])
     except KeyError:  # an added token
         return token.encode()
 

@@ -27,8 +27,8 @@ from card.server.reading import ReadingAhead
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
 from card.server.waiting import end_of, unless_gone
-from card.text.canary import TooSlowError
 from card.text.chat_template import render_chat
+from card.text.grammar_sandbox import TooSlowError
 from card.text.grammar_tokens import NoGrammarsError
 from card.text.infill import find_infill
 from card.text.token_bytes import token_bytes

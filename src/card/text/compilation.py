@@ -7,9 +7,9 @@ from typing import Any
 
 from card.config import Grammar
 from card.errors import SettingsError
-from card.text.canary import GrammarBench
+from card.text.compiler_pool import Job
+from card.text.grammar_sandbox import SandboxHolder
 from card.text.matcher import MatcherState
-from card.text.workshop import Job
 
 
 class Compilation:
@@ -23,7 +23,7 @@ class Compilation:
         self.num_waiting = 0  # requests that wait for it
         self.limit_s = 0.0  # the longest that one of them waits
         self.job: Job | None = None  # until it is begun
-        self.trial: GrammarBench | None = None  # where it is tried, while it is
+        self.trial: SandboxHolder | None = None  # where it is tried, while it is
         self.is_given_up = False
 
     @property

@@ -19,13 +19,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from card.config import EngineSettings, Grammar
 from card.errors import CapacityError, CardError, SettingsError, TargetError, named
-from card.text.canary import GivenUpError, GrammarBench, Passed, Refused, TooSlowError
 from card.text.compilation import Charge, Compilation, Start, UnusableGrammarError
+from card.text.compiler_pool import CompilerPool
 from card.text.compiling import MOST_CHARS, compile_grammar
+from card.text.grammar_sandbox import GivenUpError, Passed, Refused, SandboxHolder, TooSlowError
 from card.text.grammar_tokens import GrammarTokens
 from card.text.matcher import MatcherState, first_line
 from card.text.tokenizer import Tokenizer
-from card.text.workshop import Workshop
 from card.tree.masks import GrammarState
 
 logger = logging.getLogger(__name__)
@@ -64,14 +64,14 @@ class GrammarCompiler:
         self._end_ids = frozenset(end_ids)
         self._limit_s = limit_s
         self._lock = threading.Lock()  # held for moments only: a grammar may take long
-        self._workshop = Workshop(num_threads)
+        self._compilers = CompilerPool(num_threads)
         self._begun: OrderedDict[Grammar, Compilation] = OrderedDict()  # least recently used first
         # Grammars in use or kept: a request keeps its grammar from `begin` to its end.
         self._alive: weakref.WeakValueDictionary[Grammar, Compilation] = weakref.WeakValueDictionary()
         self._charges: weakref.WeakSet[Charge] = weakref.WeakSet()
         self._passed: OrderedDict[bytes, Passed] = OrderedDict()  # by digest
         self._num_here = 0  # grammars that are being compiled in this process
-        self._finalizer = weakref.finalize(self, self._workshop.close)
+        self._finalizer = weakref.finalize(self, self._compilers.close)
 
     @property
     def is_compiling(self) -> bool:
@@ -81,7 +81,7 @@ class GrammarCompiler:
     @property
     def num_waiting(self) -> int:
         """Grammars that are not begun."""
-        return self._workshop.num_waiting
+        return self._compilers.num_waiting
 
     def begin(
         self, grammar: Grammar, *, client: str = "", limit_s: float | None = None, retries: bool = True
@@ -123,7 +123,7 @@ class GrammarCompiler:
             work.is_given_up = True
             if work.job is not None:
                 for client in work.clients:
-                    self._workshop.take_back(client, work.job)
+                    self._compilers.take_back(client, work.job)
                 work.job = None
                 work.future.cancel()
             elif work.trial is not None:
@@ -192,27 +192,27 @@ class GrammarCompiler:
                 if work.job is not None and not work.future.done():
                     work.future.set_exception(CapacityError("the model is being closed and takes no more grammars"))
 
-    # ---- in a thread of the workshop --------------------------------------------------------------------------------
+    # ---- in a thread of the compilers --------------------------------------------------------------------------------
 
     def _submit(self, work: Compilation, client: str) -> None:
         """Put work into one more client's queue, so that no client waits for another one's turn."""
         assert work.job is not None
         try:
-            self._workshop.submit(client, work.job)
+            self._compilers.submit(client, work.job)
             work.clients.add(client)
         except CapacityError as error:
             if not work.clients:
                 work.job = None
                 work.future.set_exception(error)
 
-    def _carry_out(self, work: Compilation, bench: GrammarBench) -> None:
+    def _carry_out(self, work: Compilation, holder: SandboxHolder) -> None:
         with self._lock:
             if work.job is None or work.future.done():  # it was begun in another client's turn, or given up
                 return
-            work.job, work.trial = None, bench
+            work.job, work.trial = None, holder
             work.future.set_running_or_notify_cancel()
         try:
-            state = self._compiled(work, bench)
+            state = self._compiled(work, holder)
         except Exception as error:  # any error goes to the waiting requests
             work.future.set_exception(error.with_traceback(None))
         except BaseException:  # a panic of the library's is no Exception
@@ -220,9 +220,9 @@ class GrammarCompiler:
         else:
             work.future.set_result(state)
 
-    def _compiled(self, work: Compilation, bench: GrammarBench) -> MatcherState:
+    def _compiled(self, work: Compilation, holder: SandboxHolder) -> MatcherState:
         try:
-            passed = self._tried(work, bench)
+            passed = self._tried(work, holder)
         finally:
             with self._lock:
                 work.trial = None
@@ -239,7 +239,7 @@ class GrammarCompiler:
             with self._lock:
                 self._num_here -= 1
 
-    def _tried(self, work: Compilation, bench: GrammarBench) -> Passed:
+    def _tried(self, work: Compilation, holder: SandboxHolder) -> Passed:
         """Return the child's answer to a grammar. Raises: SettingsError, CapacityError."""
         grammar = work.grammar
         digest = hashlib.sha256(f"{grammar.kind} {grammar.source}".encode("utf-8", "surrogatepass")).digest()
@@ -247,14 +247,14 @@ class GrammarCompiler:
             if (known := self._passed.get(digest)) is not None:
                 return known
         self._tokens.check()
-        canary = bench.prepare(self._tokens.setup)
+        sandbox = holder.prepare(self._tokens.setup)
         self._tokens.own()  # while the child does the same
-        canary.wait()
+        sandbox.wait()
         with self._lock:
             if work.is_given_up:  # before there was a child to be ended
                 raise GivenUpError(_too_much(grammar, "no request waits for it any more"))
         try:
-            passed = canary.try_out(grammar.kind, grammar.source, work.limit_s / 2)
+            passed = sandbox.try_out(grammar.kind, grammar.source, work.limit_s / 2)
         except Refused as error:
             raise UnusableGrammarError(_refusal(grammar, str(error))) from None
         except (TooSlowError, GivenUpError) as error:

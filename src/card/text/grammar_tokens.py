@@ -11,8 +11,8 @@ from typing import Any
 
 from card.errors import SettingsError, named
 from card.machine.packages import install_command
-from card.text.canary import CanarySetup
 from card.text.compiling import wrap_tokens
+from card.text.grammar_sandbox import SandboxSetup
 from card.text.tokenizer import Tokenizer
 
 
@@ -34,7 +34,7 @@ class GrammarTokens:
         self._vocab_size = vocab_size
         self._end_ids = tuple(sorted(end_ids))
         self._lock = threading.Lock()
-        self._setup: CanarySetup | None = None
+        self._setup: SandboxSetup | None = None
         self._tokens: Any = None  # it takes about a second to build
 
     def check(self) -> None:
@@ -48,14 +48,14 @@ class GrammarTokens:
                 "a grammar needs the package llguidance, which is not installed; run " + install_command("grammar")
             )
 
-    def setup(self) -> CanarySetup:
+    def setup(self) -> SandboxSetup:
         """Return the settings of a child. Raises: SettingsError for a tokenizer that the library cannot use."""
         with self._lock:
             if self._setup is None:
                 num_ids = max(self._vocab_size, len(self._tokenizer))
                 with self._says_that_it_cannot_be_used():
                     core = _core_of(self._tokenizer).encode()
-                self._setup = CanarySetup(core=core, num_ids=num_ids, end_ids=self._end_ids)
+                self._setup = SandboxSetup(core=core, num_ids=num_ids, end_ids=self._end_ids)
             return self._setup
 
     def own(self) -> Any:

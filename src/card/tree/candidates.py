@@ -47,13 +47,10 @@ class CandidateCache:
     """Number of the present tree; each miss starts a new one."""
     pending: tuple[int, ...]
     """Committed tokens below the root that the tree does not hold yet."""
-    num_late_hits: int
-    """Number of pending tokens that nodes which came later settled, over the cache's whole life."""
 
     def __init__(self, *, max_nodes: int) -> None:
         """Make an empty cache of epoch 0 for at most ``max_nodes`` nodes, 1 or more, the root not counted."""
         self.max_nodes = max_nodes
-        self.num_late_hits = 0
         self.restart(0)
 
     @property
@@ -248,7 +245,6 @@ class CandidateCache:
         self._deepest = max(self._deepest, node.depth)
         if self.pending:
             self.pending = self.pending[1:]
-            self.num_late_hits += 1
             self._reroot(node)
         return True
 

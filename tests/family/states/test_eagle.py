@@ -19,34 +19,24 @@ from card.models.draft_vocab import drafted_ids
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import plain_runner
 from tests.cells import crossed
-from tests.drafts import draft_spec
-from tests.own_head import FORMS, NUM_LAYERS, WIDTH, Head, random_head, right_head, save_target
-from tests.pair import make_tokenizer
-from tests.state_drafting import TEXT, Drafting, assert_close, assert_rounds_are_right
+from tests.own_head import FORMS, NUM_LAYERS, WIDTH, Head, drafting_of, random_head, right_head, save_target
+from tests.state_drafting import (
+    PROMPTS,
+    TEXT,
+    Drafting,
+    assert_all_is_accepted,
+    assert_nodes_have_states_of_their_parents,
+    assert_rounds_are_right,
+    assert_texts_are_plain,
+    plain_texts,
+)
 
-PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
+TARGET_OF = "SafeAILab"
 
 
 @functools.cache
 def random_of(form: str) -> Head:
     return random_head(FORMS[form])
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of the target of all random heads."""
-    return save_target(random_of("SafeAILab"), tmp_path_factory.mktemp("heads") / "target")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes the folder of a form once."""
-    root = tmp_path_factory.mktemp("heads")
-    return functools.cache(lambda form: random_of(form).save(root / form))
-
-
-def drafting_of(target: str, folder: str, head: Head) -> Drafting:
-    return Drafting(target, lambda runner, _: load_head(folder, runner, dtype="float32", cache_dir=""), head)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -142,22 +132,7 @@ def test_a_prompt_in_chunks_and_three_texts_in_a_pass_give_the_same_numbers(targ
 
 
 def test_a_tree_gives_each_node_the_state_of_its_own_parent(target: str, folder: Any) -> None:
-    head = random_of("speculators")
-    drafting = drafting_of(target, folder("speculators"), head)
-    drafting.spec = draft_spec(vocab_size=0, beam_width=3, branch=3, lead=4, growth="layer")
-    sequence = drafting.open(TEXT)
-    drafting.show(sequence, TEXT)
-    sequence.commit([7])
-    drafting.step(sequence)
-    for _ in range(2):
-        nodes = sequence.frontier()
-        paths = [sequence.cache.path_tokens(node) for node in nodes]
-        assert len(paths) == 3
-        drafting.step(sequence)
-        for row, path in enumerate(paths):
-            logits, state = head.draft([*TEXT, 7], path)[-1]
-            assert_close(drafting.passes[-1][0][0][row], logits)
-            assert_close(drafting.passes[-1][0][1][row], state)
+    assert_nodes_have_states_of_their_parents(drafting_of(target, folder("speculators"), random_of("speculators")))
 
 
 def test_rows_are_reused_by_a_text_that_begins_alike_and_not_by_one_with_another_first_token(
@@ -191,17 +166,7 @@ def test_a_text_whose_beginning_is_never_shown_is_read_from_the_first_state_on(t
 @pytest.mark.parametrize("method", ["sps", "card"])
 def test_a_head_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: Path, of: str, method: str) -> None:
     head = right_head(of)
-    folder, target = head.save(tmp_path / "head"), save_target(head, tmp_path / "target")
-    params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
-    settings: dict[str, Any] = {"num_speculative_tokens": 4, "policy": "fixed", "max_model_len": 200}
-    vocab_size = len(make_tokenizer())
-    with LLM(target, folder, method=method, placement="inline", dtype="float32", **settings) as llm:
-        outputs = llm.generate(PROMPTS, params)
-    for output in outputs:
-        (first, *others), stats = output.outputs[0].token_ids, output.stats
-        assert others == [(first + i + 1) % vocab_size for i in range(40)]
-        assert stats.accepted_tokens == stats.verified_tokens
-        assert stats.mean_acceptance_length == pytest.approx(5.0)
+    assert_all_is_accepted(save_target(head, tmp_path / "target"), head.save(tmp_path / "head"), method)
 
 
 @pytest.mark.parametrize(
@@ -211,15 +176,7 @@ def test_a_head_that_finds_the_next_token_is_accepted_at_every_depth(tmp_path: P
 def test_texts_are_those_of_plain_decoding(
     target: str, folder: Any, form: str, method: str, placement: str, temperature: float
 ) -> None:
-    settings: dict[str, Any] = {"target": target, "dtype": "float32", "max_model_len": 200}
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=20)
-    expected = plain_texts(target, params, "float32")
-    with LLM(**settings, draft=folder(form), method=method, placement=placement, policy="fixed") as llm:
-        outputs = llm.generate(PROMPTS, params)
-        alone = llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids
-    assert [output.outputs[0].token_ids for output in outputs] == expected
-    assert alone == expected[0]
-    assert sum(output.stats.verified_tokens for output in outputs) or placement == "thread"  # which may come too late
+    assert_texts_are_plain(target, folder(form), method=method, placement=placement, temperature=temperature)
 
 
 @pytest.mark.parametrize("changes", [{"dtype": "int8"}, {"draft_vocab": 100}, {"method": "card"}, {"method": "pearl"}])
@@ -231,12 +188,6 @@ def test_texts_are_the_same_in_integers_with_a_smaller_head_and_by_other_methods
     with LLM(target, folder("SafeAILab"), **drafted) as llm:
         found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
     assert found == plain_texts(target, params, drafted["dtype"])
-
-
-def plain_texts(target: str, params: SamplingParams, dtype: str) -> list[Any]:
-    """Return what the target writes without a drafter."""
-    with LLM(target, dtype=dtype, max_model_len=200, method="vanilla") as llm:
-        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
 
 
 def test_a_head_in_integers_stays_near_its_floats(target: str, folder: Any) -> None:

@@ -10,35 +10,17 @@ import numpy as np
 import pytest
 
 from card import LLM, SamplingParams
-from card.models.block_loading import load_head
 from tests.drafts import draft_spec
-from tests.own_head import PARALLEL_FORMS, Head, random_head, save_target
-from tests.state_drafting import TEXT, Drafting, assert_close
+from tests.own_head import PARALLEL_FORMS, Head, drafting_of, random_head
+from tests.state_drafting import PROMPTS, TEXT, assert_close, assert_texts_are_plain
 
 pytestmark = pytest.mark.timeout(240)
-PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
+TARGET_OF = "SpecForge"
 
 
 @functools.cache
 def random_of(form: str) -> Head:
     return random_head(PARALLEL_FORMS[form])
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of the target of all heads."""
-    return save_target(random_of("SpecForge"), tmp_path_factory.mktemp("heads") / "target")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes the folder of a form once."""
-    root = tmp_path_factory.mktemp("heads")
-    return functools.cache(lambda form: random_of(form).save(root / form))
-
-
-def drafting_of(target: str, folder: str, head: Head) -> Drafting:
-    return Drafting(target, lambda runner, _: load_head(folder, runner, dtype="float32", cache_dir=""), head)
 
 
 @pytest.mark.parametrize("form", PARALLEL_FORMS)
@@ -101,14 +83,7 @@ def test_all_nodes_of_a_layer_have_the_logits_of_its_mask(target: str, folder: A
 def test_texts_are_those_of_plain_decoding(
     target: str, folder: Any, placement: Any, method: str, temperature: float
 ) -> None:
-    settings: dict[str, Any] = {"target": target, "dtype": "float32", "max_model_len": 200}
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=20)
-    with LLM(**settings, method="vanilla") as llm:
-        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
-    with LLM(**settings, draft=folder("speculators"), method=method, placement=placement, policy="fixed") as llm:
-        outputs = llm.generate(PROMPTS, params)
-    assert [output.outputs[0].token_ids for output in outputs] == expected
-    assert sum(output.stats.verified_tokens for output in outputs) or placement == "thread"  # which may come too late
+    assert_texts_are_plain(target, folder("speculators"), method=method, placement=placement, temperature=temperature)
 
 
 def test_a_text_that_fills_the_context_is_written_to_its_end(target: str, folder: Any, tmp_path: Path) -> None:

@@ -27,15 +27,23 @@ from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.tree.nodes import NewNodes
 from tests.cells import crossed
-from tests.drafts import draft_spec
 from tests.gguf_files import write_gguf
 from tests.own_block import KINDS, Checkpoint, random_checkpoint, right_checkpoint
 from tests.pair import make_tokenizer
-from tests.state_drafting import TEXT, Drafting, assert_close, assert_rounds_are_right
+from tests.state_drafting import (
+    PROMPTS,
+    TEXT,
+    Drafting,
+    assert_all_is_accepted,
+    assert_close,
+    assert_nodes_have_states_of_their_parents,
+    assert_rounds_are_right,
+    assert_texts_are_plain,
+    plain_texts,
+)
 from tests.tiny import tiny_llama
 
 GGUF_KINDS = [kind for kind in KINDS if not kind.startswith("qwen2")]  # no file of GGUF has MiMo's blocks
-PROMPTS = ["the cat", "one two three", "the mat and the other cat sat there", "five"]
 
 
 def drafting_of(folder: str, checkpoint: Checkpoint, block: str = "") -> Drafting:
@@ -50,13 +58,6 @@ def drafting_of(folder: str, checkpoint: Checkpoint, block: str = "") -> Draftin
 @functools.cache
 def random_of(kind: str) -> Checkpoint:
     return random_checkpoint(kind)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes the folder of a kind once."""
-    root = tmp_path_factory.mktemp("blocks")
-    return functools.cache(lambda kind: random_of(kind).save(root / kind))
 
 
 def test_each_embedding_is_unpacked_once(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,21 +129,7 @@ def test_a_prompt_in_chunks_and_three_texts_in_a_pass_give_the_same_numbers(fold
 
 
 def test_a_tree_gives_each_node_the_state_of_its_own_parent(folder: Any) -> None:
-    checkpoint = random_of("qwen3_5")
-    drafting = drafting_of(folder("qwen3_5"), checkpoint)
-    drafting.spec = draft_spec(vocab_size=0, beam_width=3, branch=3, lead=4, growth="layer")
-    sequence = drafting.open(TEXT)
-    drafting.show(sequence, TEXT)
-    sequence.commit([7])
-    drafting.step(sequence)
-    for _ in range(2):
-        nodes = sequence.frontier()
-        paths = [sequence.cache.path_tokens(node) for node in nodes]
-        drafting.step(sequence)
-        for row, path in enumerate(paths):
-            logits, state = checkpoint.draft([*TEXT, 7], path)[-1]
-            assert_close(drafting.passes[-1][0][0][row], logits)
-            assert_close(drafting.passes[-1][0][1][row], state)
+    assert_nodes_have_states_of_their_parents(drafting_of(folder("qwen3_5"), random_of("qwen3_5")))
 
 
 def test_a_text_whose_beginning_is_never_shown_is_read_from_the_first_state_on(folder: Any) -> None:
@@ -180,17 +167,7 @@ def test_rows_of_a_text_are_reused_by_one_that_begins_with_it_but_not_those_with
 def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(
     tmp_path: Path, kind: str, of: str, method: str
 ) -> None:
-    folder = right_checkpoint(of, kind).save(tmp_path / "target")
-    params = SamplingParams(temperature=0.0, max_tokens=41, ignore_eos=True)
-    settings: dict[str, Any] = {"num_speculative_tokens": 4, "policy": "fixed", "max_model_len": 200}
-    vocab_size = len(make_tokenizer())
-    with LLM(folder, "mtp", method=method, placement="inline", dtype="float32", **settings) as llm:
-        outputs = llm.generate(PROMPTS, params)
-    for output in outputs:
-        (first, *others), stats = output.outputs[0].token_ids, output.stats
-        assert others == [(first + i + 1) % vocab_size for i in range(40)]
-        assert stats.accepted_tokens == stats.verified_tokens
-        assert stats.mean_acceptance_length == pytest.approx(5.0)
+    assert_all_is_accepted(right_checkpoint(of, kind).save(tmp_path / "target"), "mtp", method)
 
 
 @pytest.mark.parametrize(
@@ -202,25 +179,14 @@ def test_a_block_that_finds_the_next_token_is_accepted_at_every_depth(
 def test_texts_are_those_of_plain_decoding(
     folder: Any, kind: str, method: str, placement: str, temperature: float
 ) -> None:
-    settings: dict[str, Any] = {"target": folder(kind), "dtype": "float32", "max_model_len": 200}
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=20)
-    with LLM(**settings, method="vanilla") as llm:
-        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
-    with LLM(**settings, draft="mtp", method=method, placement=placement, policy="fixed") as llm:
-        outputs = llm.generate(PROMPTS, params)
-        alone = llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids
-    assert [output.outputs[0].token_ids for output in outputs] == expected
-    assert alone == expected[0]
-    assert sum(output.stats.verified_tokens for output in outputs) or placement == "thread"  # which may come too late
+    assert_texts_are_plain(folder(kind), "mtp", method=method, placement=placement, temperature=temperature)
 
 
 @pytest.mark.parametrize("method", ["pearl", "ssd", "specbranch", "ouroboros"])
 def test_texts_are_those_of_plain_decoding_with_every_method_that_has_a_draft_model(folder: Any, method: str) -> None:
-    settings: dict[str, Any] = {"target": folder("qwen3_5"), "dtype": "float32", "max_model_len": 200}
     params = SamplingParams(temperature=0.0, max_tokens=20)
-    with LLM(**settings, method="vanilla") as llm:
-        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
-    with LLM(**settings, draft="mtp", method=method) as llm:
+    expected = plain_texts(folder("qwen3_5"), params)
+    with LLM(folder("qwen3_5"), "mtp", dtype="float32", max_model_len=200, method=method) as llm:
         assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
 
 
@@ -228,13 +194,11 @@ def test_texts_are_those_of_plain_decoding_with_every_method_that_has_a_draft_mo
 def test_texts_are_the_same_in_integers_with_a_small_head_and_by_a_tuned_policy(
     folder: Any, changes: dict[str, Any]
 ) -> None:
-    settings: dict[str, Any] = {"target": folder("qwen3_5"), "dtype": "float32", "max_model_len": 200}
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=20)
-    drafted = {"draft": "mtp", "method": "sps", **settings, **changes}
-    with LLM(**{**settings, "dtype": drafted["dtype"]}, method="vanilla") as llm:
-        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
-    with LLM(**drafted) as llm:
-        assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)] == expected
+    drafted = {"dtype": "float32", "method": "sps", "max_model_len": 200, **changes}
+    with LLM(folder("qwen3_5"), "mtp", **drafted) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    assert found == plain_texts(folder("qwen3_5"), params, drafted["dtype"])
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe, norms of heads"])

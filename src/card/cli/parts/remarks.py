@@ -51,8 +51,8 @@ def remark(llm: LLM, params: SamplingParams, num_new_tokens: int, reason: str | 
         tell(f"the answer is cut off: it repeats itself. {DEMO_TARGET} {_KNOWS}; --max-tokens shows more")
     if reason == "length":
         most = llm.host.bound_of(params)
-        told = f"the context of {llm.max_model_len} tokens is full; --max-model-len raises it if the model allows"
+        why = f"the context of {llm.max_model_len} tokens is full; --max-model-len raises it if the model allows"
         if most is not None and num_new_tokens >= most:
-            told = f"{most} tokens are the most{'' if params.max_tokens else ' by the model'}; --max-tokens allows more"
-        tell(f"the answer is cut off: {told}")
+            why = f"{most} tokens are the most{'' if params.max_tokens else ' by the model'}; --max-tokens allows more"
+        tell(f"the answer is cut off: {why}")
     hint_at_int8(llm.host.could_run_int8)

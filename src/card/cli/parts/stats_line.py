@@ -60,10 +60,12 @@ def accepted_in_words(stats: RequestStats) -> str:
     groups: dict[str, dict[str, int]] = {kind: {} for kind in _KINDS}
     for label, count in sorted(stats.accepted_by_writer.items(), key=lambda one: -one[1]):
         groups[_kind(label)][label] = count
-    told = [
-        f"{sum(of.values()) / stats.accepted_tokens:.0%} {kind} ({_counts(of)})" for kind, of in groups.items() if of
+    shares = [
+        f"{sum(counts.values()) / stats.accepted_tokens:.0%} {kind} ({_counts(counts)})"
+        for kind, counts in groups.items()
+        if counts
     ]
-    return f"accepted {stats.accepted_tokens}" + (": " + ", ".join(told) if told else "")
+    return f"accepted {stats.accepted_tokens}" + (": " + ", ".join(shares) if shares else "")
 
 
 def _kind(label: str) -> str:

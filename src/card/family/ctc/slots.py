@@ -80,16 +80,16 @@ class Slots(ArrayHead):
             inputs: [B, W, 2 * D] of `inputs_of`, the newest row last.
             is_there: [B, W] bool; False where a text has fewer rows.
         """
-        of = self._weights
-        read = inputs @ of["read.weight"].T
-        slots = of["slots"] + read[:, -1:]
+        weights = self._weights
+        read = inputs @ weights["read.weight"].T
+        slots = weights["slots"] + read[:, -1:]
         seen = np.pad(is_there, ((0, 0), (0, self.facts.num_slots)), constant_values=True)
-        memory = self.memory(np.concatenate([read + of["places"], slots], 1))
+        memory = self.memory(np.concatenate([read + weights["places"], slots], 1))
         x = self.layer(slots, *memory, seen[:, None])
-        x = rms_norm(x, of["norm.weight"], EPS)
-        logits: Any = (x @ of["out.weight"].T) @ self._table.T
+        x = rms_norm(x, weights["norm.weight"], EPS)
+        logits: Any = (x @ weights["out.weight"].T) @ self._table.T
         if self.facts.loss == "ctc":
-            blank: Floats = x @ of["blank.weight"].T + of["blank.bias"]
+            blank: Floats = x @ weights["blank.weight"].T + weights["blank.bias"]
             return log_softmax(np.concatenate([logits, blank], -1))
         return np.pad(log_softmax(logits), ((0, 0), (0, 0), (0, 1)), constant_values=-math.inf)
 

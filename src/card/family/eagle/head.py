@@ -180,5 +180,5 @@ class EagleModule(SavedHead):
         }
 
 
-def _heads(of: Tensor) -> Tensor:
-    return of.view(*of.shape[:2], -1, HEAD_SIZE).transpose(1, 2)
+def _heads(x: Tensor) -> Tensor:
+    return x.view(*x.shape[:2], -1, HEAD_SIZE).transpose(1, 2)

@@ -88,9 +88,9 @@ class Fused(ArrayHead):
 
     def guess(self, rows: Floats) -> tuple[Floats, Floats]:
         """Return predictions from rows [..., d] of its layer: states [..., D], and logits [..., N]."""
-        of = self._weights
-        x = rms_norm(rows, of["norm.weight"], EPS)
-        states: Floats = x @ of["state.weight"].T + of["state.bias"]
-        words: Floats = x @ of["word.weight"].T
+        weights = self._weights
+        x = rms_norm(rows, weights["norm.weight"], EPS)
+        states: Floats = x @ weights["state.weight"].T + weights["state.bias"]
+        words: Floats = x @ weights["word.weight"].T
         logits: Floats = words @ self._table.T
         return states, logits

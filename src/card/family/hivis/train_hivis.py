@@ -82,7 +82,9 @@ class FusedExamples:
             own[first - 1 - row.start : -1] = self._labels[first : row.stop]
             labels.append(own)
         pad = torch.nn.utils.rnn.pad_sequence
-        states, embeddings = (pad([of[row] for row in rows], batch_first=True) for of in (self.states, self.embeddings))
+        states, embeddings = (
+            pad([one[row] for row in rows], batch_first=True) for one in (self.states, self.embeddings)
+        )
         return FusedBatch(states, embeddings, pad(labels, batch_first=True, padding_value=IGNORED))
 
 

@@ -74,16 +74,16 @@ class ArrayHead:
             seen: [B or 1, T or 1, S].
             places: [B, T] of the rows; None: no rotation.
         """
-        of = self._weights
-        query = _turned(self._heads(rms_norm(rows, of["layer.norm.weight"], EPS), "query"), places)
+        weights = self._weights
+        query = _turned(self._heads(rms_norm(rows, weights["layer.norm.weight"], EPS), "query"), places)
         scores: Floats = query @ keys.swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5)
         scores[~np.broadcast_to(seen[:, None], scores.shape)] = -math.inf
         mixed = (np.exp(log_softmax(scores)) @ values).swapaxes(1, 2).reshape(rows.shape)
-        rows = rows + mixed @ of["layer.out.weight"].T
-        x = rms_norm(rows, of["layer.mlp_norm.weight"], EPS)
-        gate = x @ of["layer.gate.weight"].T
-        inner = gate / (1 + np.exp(-gate)) * (x @ of["layer.up.weight"].T)
-        added: Floats = rows + inner @ of["layer.down.weight"].T
+        rows = rows + mixed @ weights["layer.out.weight"].T
+        x = rms_norm(rows, weights["layer.mlp_norm.weight"], EPS)
+        gate = x @ weights["layer.gate.weight"].T
+        inner = gate / (1 + np.exp(-gate)) * (x @ weights["layer.up.weight"].T)
+        added: Floats = rows + inner @ weights["layer.down.weight"].T
         return added
 
     def _heads(self, x: Floats, name: str) -> Floats:

@@ -18,8 +18,8 @@ from card.cli.parts.starting import spinner
 from card.errors import PromptError, SettingsError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit, end_token_ids
+from card.models.loaded_model import LoadedModel
 from card.models.loading import check_pair, load_decoder, load_tokenizer
-from card.models.own.decoder_model import LoadedModel
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.text.prompts import encode_chat, encode_prompt

@@ -44,8 +44,8 @@ class DraftLayer(nn.Module):
         added: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return rows + added
 
-    def _heads(self, of: Tensor) -> Tensor:
-        return of.view(*of.shape[:2], self.num_heads, of.shape[-1] // self.num_heads).transpose(1, 2)
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.num_heads, x.shape[-1] // self.num_heads).transpose(1, 2)
 
 
 def turned(heads: Tensor, places: Tensor | None) -> Tensor:

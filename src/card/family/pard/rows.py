@@ -105,7 +105,7 @@ def packed_row(document: Document, origins: Sequence[Tensor], mask_id: int) -> P
     own = torch.arange(len(text))
     next_ids = torch.cat([text[1:], torch.tensor([IGNORED])])
     next_ids = next_ids.masked_fill(own < document.first - 1, IGNORED)
-    mask_positions = [of + offset for offset, of in enumerate(origins, 1)]
+    mask_positions = [origin + offset for offset, origin in enumerate(origins, 1)]
     positions = torch.cat([own, *mask_positions])
     token_ids = torch.cat([text, torch.full((len(positions) - len(text),), mask_id)])
     return PackedRow(token_ids, positions, torch.cat([own, *origins]), next_ids[positions])

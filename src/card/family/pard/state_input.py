@@ -11,7 +11,7 @@ of a target with fewer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -26,12 +26,10 @@ from card.models.features import FeatureWish
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, probed_tokens, target_difference
 from card.models.inflation import original_size
+from card.models.loaded_model import LoadedModel
 from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_array, as_tensor
 from card.tree.logits import FloatArray
-
-if TYPE_CHECKING:
-    from card.models.own.decoder_model import LoadedModel
 
 SCALE = 0.02
 _PUBLISHED_LAYERS = (-1, -8, -16, -24)

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from card.drafting.beam import BeamWriter
 from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftSequence
 from card.family.states.sequence import StateSequence
 from card.kernels.number_types import Floats
+from card.models.own.draft_block import RowInputs
 from card.models.own.eagle_head import HeadInputs
 from card.models.protocol import Extension
 from card.tree.logits import Logits, as_array
 from card.tree.nodes import NewNodes
 
-if TYPE_CHECKING:
-    from card.family.states.writer import StateWriter
-
 
 class ParallelStateSequence(StateSequence):
     """The tree of one request, made by one pass after each commit."""
 
-    def __init__(self, writer: StateWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
+    def __init__(
+        self, writer: BeamWriter, inputs: RowInputs, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int
+    ) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
-        assert isinstance(writer.inputs, HeadInputs)
-        self._head = writer.inputs
+        assert isinstance(inputs, HeadInputs)
+        self._head = inputs
         self._num_text = 0  # rows of the text in the last pass
-        super().__init__(writer, token_ids, spec, epoch=epoch)
+        super().__init__(writer, inputs, token_ids, spec, epoch=epoch)
 
     def frontier(self) -> list[int]:
         """Return the root, if the next pass would expand it; empty also while a state of the text is missing."""

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from card.drafting.beam import BeamSequence
+from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftSequence
 from card.kernels.number_types import Floats
+from card.models.own.draft_block import RowInputs
 from card.models.protocol import Extension
 from card.tree.logits import FloatArray, Logits
 from card.tree.nodes import NewNodes
-
-if TYPE_CHECKING:
-    from card.family.states.writer import StateWriter
 
 _MOST_BLANK = 64  # rows without a state behind others: a request ends some tokens before its drafter has read them
 
@@ -34,11 +31,13 @@ class StateSequence(BeamSequence):
 
     reads_whole_texts = True
 
-    def __init__(self, writer: StateWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
+    def __init__(
+        self, writer: BeamWriter, inputs: RowInputs, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int
+    ) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
-        self._inputs = writer.inputs
+        self._inputs = inputs
         super().__init__(writer, token_ids, spec, epoch=epoch)
-        self._zeros: Floats = np.zeros(writer.inputs.width, np.float32)
+        self._zeros: Floats = np.zeros(inputs.width, np.float32)
         # By place in the text: the state behind the token before.
         self._state_at: dict[int, Floats] = {} if self._inputs.first_place else {0: self._zeros}
         self._state_of: dict[int, Floats] = {}  # the block's own behind a node that was run

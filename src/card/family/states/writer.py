@@ -45,7 +45,7 @@ class StateWriter(BeamWriter):
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> StateSequence:
         """Start the tree of a request after its text. Raises: CapacityError if there is no room."""
-        return self._kind(self, token_ids, spec, epoch=epoch)
+        return self._kind(self, self.inputs, token_ids, spec, epoch=epoch)
 
     def grow(self, place: int, beam: BeamSequence, frontier: Sequence[int], logits: Logits) -> NewNodes:
         """Add what the last pass has left of a beam: its own states first."""

@@ -239,5 +239,5 @@ def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:
     tensors = [tensor.detach() for tensor in itertools.chain(model.parameters(), model.buffers()) if tensor.numel()]
     hashes = [torch.hash_tensor(tensor).reshape(()) for tensor in tensors] if hasattr(torch, "hash_tensor") else []
     sums = [tensor.sum(dtype=torch.float32) for tensor in tensors]  # pairs of changes can cancel in a hash
-    values = [torch.stack(of).tolist() for of in (hashes, sums) if of]
+    values = [torch.stack(numbers).tolist() for numbers in (hashes, sums) if numbers]
     return (*((tensor.device, tensor.dtype, tensor.shape) for tensor in tensors), *map(tuple, values))

@@ -269,9 +269,9 @@ def _numbers(planes: Bytes, shape: BlockShape) -> Bytes:
     """Return the numbers [R, groups, 64] of planes [R, groups, 8 * bits]: what `_plane` has taken apart."""
     numbers, first = np.zeros((*planes.shape[:2], GROUP), np.uint8), 0
     for plane in shape.planes:
-        its = np.ascontiguousarray(planes[..., first : first + STEPS * plane.bits // 2]).view(np.uint64)
+        words = np.ascontiguousarray(planes[..., first : first + STEPS * plane.bits // 2]).view(np.uint64)
         mask, first = np.uint64(ONES * ((1 << plane.bits) - 1)), first + STEPS * plane.bits // 2
-        steps = [its >> np.uint64(plane.bits * i) & mask for i in range(8 // plane.bits)]
+        steps = [words >> np.uint64(plane.bits * i) & mask for i in range(8 // plane.bits)]
         numbers |= np.concatenate(steps, axis=-1).view(np.uint8) << np.uint8(plane.first)
     return numbers
 

@@ -104,8 +104,8 @@ def _is_number(cell: str) -> bool:
 
 def _number(path: Path, number: int, column: str, cell: str) -> float:
     if not _is_number(cell):
-        told = repr(cell[:40]) if cell.strip() else "nothing"
-        raise SettingsError(f"{path}, line {number}: {column} must be a number, got {told}; fill the gap or cut there")
+        words = repr(cell[:40]) if cell.strip() else "nothing"
+        raise SettingsError(f"{path}, line {number}: {column} must be a number, got {words}; fill the gap or cut there")
     return float(cell)
 
 
@@ -120,9 +120,9 @@ def _check_times(path: Path, numbers: Sequence[int], times: Sequence[datetime]) 
     has_offset = times[0].tzinfo is not None
     for number, time in zip(numbers, times, strict=True):
         if (time.tzinfo is not None) != has_offset:
-            told = ("no UTC offset", "have one") if has_offset else ("a UTC offset", "have none")
+            words = ("no UTC offset", "have one") if has_offset else ("a UTC offset", "have none")
             raise SettingsError(
-                f"{path}, line {number}: {time} has {told[0]}, the times before it {told[1]}; give all of them one"
+                f"{path}, line {number}: {time} has {words[0]}, the times before it {words[1]}; give all of them one"
             )
     steps = [(after - before).total_seconds() for before, after in itertools.pairwise(times)]
     usual = sorted(steps)[len(steps) // 2] if steps else 1.0

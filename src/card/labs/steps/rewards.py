@@ -55,9 +55,9 @@ def _holds(found: re.Match[str]) -> bool:
     try:
         with localcontext() as context:
             context.prec = 28
-            a, b, told = Decimal(left), Decimal(right), Decimal(found[2] or found[6])
+            a, b, result = Decimal(left), Decimal(right), Decimal(found[2] or found[6])
             value = {"+": a + b, "-": a - b, "*": a * b}.get(sign)
-            return abs((a / b if value is None else value) - told) <= _ALMOST
+            return abs((a / b if value is None else value) - result) <= _ALMOST
     except (InvalidOperation, DivisionByZero):
         return False
 

@@ -97,7 +97,7 @@ class Architecture:
     def parts(self) -> tuple[Part, ...]:
         """All parts that layers have; those of experts once for all of them."""
         others = (self.expert_parts, self.norms, self.input_parts, self.vectors)
-        return (*self.linears, *(part for of in others for part in of.values()), *self.filters)
+        return (*self.linears, *(part for named in others for part in named.values()), *self.filters)
 
     def places_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers that a layer with this mixer has a place for, but for those of its experts."""

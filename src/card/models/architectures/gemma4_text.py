@@ -57,11 +57,11 @@ def _unlike_others(config: Any, stated: Mapping[Any, Mapping[str, Any]]) -> dict
 
 def _of_layer(config: Any, layer: int) -> tuple[int, int]:
     """Return KV heads and the size of a head, by a config of ours or of transformers."""
-    its, names = config.per_layer_config, ("num_key_value_heads", "head_dim")
-    if not isinstance(its, Mapping):
-        kv_heads, size = (getattr(its[layer], name) for name in names)
+    by_layer, names = config.per_layer_config, ("num_key_value_heads", "head_dim")
+    if not isinstance(by_layer, Mapping):
+        kv_heads, size = (getattr(by_layer[layer], name) for name in names)
         return kv_heads, size
-    own = {int(idx): one for idx, one in its.items()}.get(layer, {})
+    own = {int(idx): one for idx, one in by_layer.items()}.get(layer, {})
     kv_heads, size = (own.get(name, getattr(config, name)) for name in names)
     return kv_heads, size
 
@@ -136,7 +136,7 @@ def _gguf_layers(facts: Any, tensors: Mapping[str, Any], config: Mapping[str, An
         "head_dim": size,
         "num_key_value_heads": kv_heads[0],
         "per_layer_config": {
-            str(idx): {"head_dim": its, "num_key_value_heads": count} for idx, (its, count) in enumerate(layers)
+            str(idx): {"head_dim": width, "num_key_value_heads": count} for idx, (width, count) in enumerate(layers)
         },
         _SHARED: shared,
         "attention_k_eq_v": any(f"blk.{idx}.attn_v.weight" not in tensors for idx in own),

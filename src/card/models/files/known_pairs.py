@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_APACHE = "Apache-2.0"
-_LLAMA_3_2 = "Llama 3.2 Community License"
-
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
@@ -19,8 +16,12 @@ class HubFile:
     repository: str
     file: str
     num_bytes: int
-    quantisation: str
     licence: str
+
+    @property
+    def quantisation(self) -> str:
+        """The kind of most of its blocks, which files are named by."""
+        return self.file.removesuffix(".gguf").rpartition("-")[2].upper()
 
     @property
     def name(self) -> str:
@@ -52,134 +53,55 @@ def gigabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f} GB"
 
 
-_CODER_DRAFT = HubFile(
-    "Qwen2.5-Coder 0.5B",
-    "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
-    "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-    491_400_064,
-    "Q4_K_M",
-    _APACHE,
-)
-_QWEN2_DRAFT = HubFile(
-    "Qwen2.5 0.5B",
-    "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
-    "qwen2.5-0.5b-instruct-q4_k_m.gguf",
-    491_400_032,
-    "Q4_K_M",
-    _APACHE,
-)
-_QWEN3_DRAFT = HubFile("Qwen3 0.6B", "Qwen/Qwen3-0.6B-GGUF", "Qwen3-0.6B-Q8_0.gguf", 639_446_688, "Q8_0", _APACHE)
-_LLAMA_DRAFT = HubFile(
-    "Llama 3.2 1B",
-    "bartowski/Llama-3.2-1B-Instruct-GGUF",
-    "Llama-3.2-1B-Instruct-Q4_K_M.gguf",
-    807_694_464,
-    "Q4_K_M",
-    _LLAMA_3_2,
-)
+# By licence: the model, bytes, and the name by which commands take the file.
+_FILES = {
+    "Apache-2.0": """
+    Qwen2.5-Coder 1.5B 1_117_320_768 Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
+    Qwen2.5-Coder 0.5B   491_400_064 Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
+    Qwen2.5-Coder 7B   4_683_073_536 Qwen/Qwen2.5-Coder-7B-Instruct-GGUF/qwen2.5-coder-7b-instruct-q4_k_m.gguf
+    Qwen2.5 1.5B       1_117_320_736 Qwen/Qwen2.5-1.5B-Instruct-GGUF/qwen2.5-1.5b-instruct-q4_k_m.gguf
+    Qwen2.5 0.5B         491_400_032 Qwen/Qwen2.5-0.5B-Instruct-GGUF/qwen2.5-0.5b-instruct-q4_k_m.gguf
+    Qwen2.5 7B         4_683_074_240 bartowski/Qwen2.5-7B-Instruct-GGUF/Qwen2.5-7B-Instruct-Q4_K_M.gguf
+    Qwen3 4B           2_497_280_256 Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf
+    Qwen3 0.6B           639_446_688 Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf
+    Qwen3 8B           5_027_783_488 Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
+    SmolLM2 1.7B       1_055_609_536 HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF/smollm2-1.7b-instruct-q4_k_m.gguf
+    SmolLM2 360M         386_404_992 HuggingFaceTB/SmolLM2-360M-Instruct-GGUF/smollm2-360m-instruct-q8_0.gguf
+    """,
+    "Llama 3.2 Community License": """
+    Llama 3.2 3B       2_019_377_696 bartowski/Llama-3.2-3B-Instruct-GGUF/Llama-3.2-3B-Instruct-Q4_K_M.gguf
+    Llama 3.2 1B         807_694_464 bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q4_K_M.gguf
+    """,
+    "Llama 3.1 Community License": """
+    Llama 3.1 8B       4_920_739_232 bartowski/Meta-Llama-3.1-8B-Instruct-GGUF/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf
+    """,
+}
 
-KNOWN_PAIRS = (
-    KnownPair(
-        HubFile(
-            "Qwen2.5-Coder 1.5B",
-            "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
-            "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-            1_117_320_768,
-            "Q4_K_M",
-            _APACHE,
-        ),
-        _CODER_DRAFT,
-        3_000_000_000,
-    ),
-    KnownPair(
-        HubFile(
-            "Qwen2.5-Coder 7B",
-            "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF",
-            "qwen2.5-coder-7b-instruct-q4_k_m.gguf",
-            4_683_073_536,
-            "Q4_K_M",
-            _APACHE,
-        ),
-        _CODER_DRAFT,
-        7_000_000_000,
-    ),
-    KnownPair(
-        HubFile(
-            "Qwen2.5 1.5B",
-            "Qwen/Qwen2.5-1.5B-Instruct-GGUF",
-            "qwen2.5-1.5b-instruct-q4_k_m.gguf",
-            1_117_320_736,
-            "Q4_K_M",
-            _APACHE,
-        ),
-        _QWEN2_DRAFT,
-        3_000_000_000,
-    ),
-    KnownPair(
-        HubFile(
-            "Qwen2.5 7B",
-            "bartowski/Qwen2.5-7B-Instruct-GGUF",
-            "Qwen2.5-7B-Instruct-Q4_K_M.gguf",
-            4_683_074_240,
-            "Q4_K_M",
-            _APACHE,
-        ),
-        _QWEN2_DRAFT,
-        7_000_000_000,
-    ),
-    KnownPair(
-        HubFile("Qwen3 4B", "Qwen/Qwen3-4B-GGUF", "Qwen3-4B-Q4_K_M.gguf", 2_497_280_256, "Q4_K_M", _APACHE),
-        _QWEN3_DRAFT,
-        6_300_000_000,
-    ),
-    KnownPair(
-        HubFile("Qwen3 8B", "Qwen/Qwen3-8B-GGUF", "Qwen3-8B-Q4_K_M.gguf", 5_027_783_488, "Q4_K_M", _APACHE),
-        _QWEN3_DRAFT,
-        8_800_000_000,
-    ),
-    KnownPair(
-        HubFile(
-            "Llama 3.2 3B",
-            "bartowski/Llama-3.2-3B-Instruct-GGUF",
-            "Llama-3.2-3B-Instruct-Q4_K_M.gguf",
-            2_019_377_696,
-            "Q4_K_M",
-            _LLAMA_3_2,
-        ),
-        _LLAMA_DRAFT,
-        5_000_000_000,
-    ),
-    KnownPair(
-        HubFile(
-            "Llama 3.1 8B",
-            "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF",
-            "Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf",
-            4_920_739_232,
-            "Q4_K_M",
-            "Llama 3.1 Community License",
-        ),
-        _LLAMA_DRAFT,
-        8_100_000_000,
-    ),
-    KnownPair(
-        HubFile(
-            "SmolLM2 1.7B",
-            "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
-            "smollm2-1.7b-instruct-q4_k_m.gguf",
-            1_055_609_536,
-            "Q4_K_M",
-            _APACHE,
-        ),
-        HubFile(
-            "SmolLM2 360M",
-            "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF",
-            "smollm2-360m-instruct-q8_0.gguf",
-            386_404_992,
-            "Q8_0",
-            _APACHE,
-        ),
-        4_400_000_000,
-    ),
+
+def _file(licence: str, line: str) -> HubFile:
+    model, num_bytes, name = line.rsplit(maxsplit=2)
+    repository, _, file = name.rpartition("/")
+    return HubFile(model.strip(), repository, file, int(num_bytes), licence)
+
+
+_BY_MODEL = {
+    file.model: file
+    for licence, lines in _FILES.items()
+    for file in (_file(licence, line) for line in lines.strip().splitlines())
+}
+KNOWN_PAIRS = tuple(
+    KnownPair(_BY_MODEL[target], _BY_MODEL[draft], memory_bytes)
+    for target, draft, memory_bytes in (
+        ("Qwen2.5-Coder 1.5B", "Qwen2.5-Coder 0.5B", 3_000_000_000),
+        ("Qwen2.5-Coder 7B", "Qwen2.5-Coder 0.5B", 7_000_000_000),
+        ("Qwen2.5 1.5B", "Qwen2.5 0.5B", 3_000_000_000),
+        ("Qwen2.5 7B", "Qwen2.5 0.5B", 7_000_000_000),
+        ("Qwen3 4B", "Qwen3 0.6B", 6_300_000_000),
+        ("Qwen3 8B", "Qwen3 0.6B", 8_800_000_000),
+        ("Llama 3.2 3B", "Llama 3.2 1B", 5_000_000_000),
+        ("Llama 3.1 8B", "Llama 3.2 1B", 8_100_000_000),
+        ("SmolLM2 1.7B", "SmolLM2 360M", 4_400_000_000),
+    )
 )
 
 

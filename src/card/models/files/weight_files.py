@@ -107,10 +107,10 @@ def check_counts(config: Any, shapes: Shapes | None = None) -> None:
 
 def _check_experts(config: Mapping[str, Any]) -> None:
     """Check that no token takes more experts than there are. Raises: FolderError that names the fields."""
-    for of, name in itertools.product(_CHOSEN_EXPERTS, _EXPERT_COUNTS):
-        chosen, count = config.get(of), config.get(name)
+    for field, name in itertools.product(_CHOSEN_EXPERTS, _EXPERT_COUNTS):
+        chosen, count = config.get(field), config.get(name)
         if isinstance(chosen, int) and isinstance(count, int) and 0 < count < chosen:
-            raise FolderError(f"its {of} is {chosen}, and it has {count} experts ({name}); download it again")
+            raise FolderError(f"its {field} is {chosen}, and it has {count} experts ({name}); download it again")
 
 
 def _check_each_expert(config: Mapping[str, Any], shapes: Shapes) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from card.models.files.scaled_weights import find_scaled, say_scaled
 from card.models.files.weight_files import is_of_drafter, weight_files
 from card.models.inner_text import inner_name
 from card.models.layer_shape import DeltaHeads, LayerShape
+from card.models.loaded_model import LoadedModel
 from card.models.own.expert_weights import split_experts
 from card.models.own.kept_experts import read_experts
 from card.models.own.layer_inputs import LAYER_TABLE, layer_inputs_of
@@ -38,26 +39,6 @@ _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SHARED_PLACES: tuple[ExpertPlace, ...] = ("shared_both", "shared_gate", "shared_up", "shared_down")
 
 Angles = Callable[[int, str], tuple[Floats, Floats]]
-
-
-class LoadedModel(Protocol):
-    """A model that has been loaded: a `DecoderModel`, or one of transformers'."""
-
-    @property
-    def config(self) -> Any:
-        """The model's config, under transformers' names."""
-
-    @property
-    def generation_config(self) -> Any:
-        """Its maker's settings of sampling, and the tokens that end a text."""
-
-    @property
-    def device(self) -> Any:
-        """The device of its weights."""
-
-    @property
-    def dtype(self) -> Any:
-        """The type of its weights, or of those that are no blocks."""
 
 
 @dataclass(slots=True, eq=False)

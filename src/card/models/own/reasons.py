@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import dtype_name
-from card.models.own.decoder_model import DecoderModel, LoadedModel, is_int8
+from card.models.loaded_model import LoadedModel
+from card.models.own.decoder_model import DecoderModel, is_int8
 
 
 def is_exact(model: LoadedModel) -> bool:

@@ -62,10 +62,10 @@ class KVLayout:
     def runs(self, buffer: Any, capacity: int) -> list[Any]:
         """Return the arrays of ``capacity`` rows at the start of a buffer."""
         arrays, first = list[Any](), 0
-        for of, layers in groupby(self.layers):
+        for shape, layers in groupby(self.layers):
             num_layers = len(list(layers))
-            end = first + num_layers * capacity * of.num_elements
-            arrays.append(buffer[first:end].reshape(num_layers, 2, of.num_kv_heads, capacity, of.head_size))
+            end = first + num_layers * capacity * shape.num_elements
+            arrays.append(buffer[first:end].reshape(num_layers, 2, shape.num_kv_heads, capacity, shape.head_size))
             first = end
         return arrays or [buffer[:0].reshape(0, 2, _NO_LAYER.num_kv_heads, capacity, _NO_LAYER.head_size)]
 

@@ -58,8 +58,8 @@ class RowStore:
                 file.write(np.ascontiguousarray(rows).view(np.uint8).data)
                 file.flush()
             except OSError as error:
-                told = f"{num_bytes} bytes of KV rows cannot be written to {self.folder}: {error.strerror}"
-                raise CapacityError(told) from error
+                message = f"{num_bytes} bytes of KV rows cannot be written to {self.folder}: {error.strerror}"
+                raise CapacityError(message) from error
             on_failure.pop_all()
         self.used_bytes += num_bytes
         return StoredRows(file, rows.shape, rows.dtype, num_bytes)

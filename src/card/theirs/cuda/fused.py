@@ -154,7 +154,7 @@ class FusedDecoder:
         if "query" in norms:
             of_heads = [(norms.pop("query"), self._num_heads), (norms.pop("key"), self._num_kv_heads)]
             weights = [self._with_offset(weight).view(-1, self._head_size) for weight, _ in of_heads]
-            head_norm = torch.cat([weight.expand(of[1], -1) for weight, of in zip(weights, of_heads, strict=True)])
+            head_norm = torch.cat([weight.expand(num, -1) for weight, (_, num) in zip(weights, of_heads, strict=True)])
         return FusedLayer(
             norms={place: self._with_offset(weight) for place, weight in norms.items()},
             qkv=self._linear([query, key, value]),

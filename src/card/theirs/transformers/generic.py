@@ -24,8 +24,8 @@ from card.theirs.transformers.arrays import TorchLayout, as_array, as_tensor, re
 from card.theirs.transformers.attention import SequencePass, sequence_pass
 from card.theirs.transformers.long_rope import LongRope
 from card.theirs.transformers.query_scales import QueryScales
+from card.theirs.transformers.replaced_attention import AttentionPass, AttentionProbe, OutsidePassError, TakenAttention
 from card.theirs.transformers.shared_attention import SharedAttention
-from card.theirs.transformers.taken_attention import AttentionPass, AttentionProbe, OutsidePassError, TakenAttention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,9 +26,9 @@ from card.models.rows.row_tree import IntArray
 from card.theirs.transformers.attention import SequencePass
 from card.theirs.transformers.generic import GenericDecoder, require_causal
 from card.theirs.transformers.mixers import Mixer, find_mixers
+from card.theirs.transformers.replaced_attention import own_attention
 from card.theirs.transformers.runner import TorchRunner
 from card.theirs.transformers.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed
-from card.theirs.transformers.taken_attention import own_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

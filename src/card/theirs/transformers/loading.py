@@ -12,7 +12,7 @@ from card.errors import ModelError
 from card.models.dtypes import parse_device, parse_dtype
 from card.models.facts import check_facts
 from card.models.files.sources import Source, explained, find_source, quiet
-from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 from card.models.parallel_draft import read_parallel_draft
 from card.models.warn_once import warn_once
 from card.theirs.transformers.devices import computes_bfloat16

@@ -100,10 +100,10 @@ def find_mixers(model: PreTrainedModel) -> tuple[list[Mixer], int]:
     mixers = [_mixer(layer, *calls[layer], refusal) for layer in wanted]
     tried: dict[type[nn.Module], bool] = {}
     for mixer in mixers:
-        of = type(mixer.module)
-        if of not in tried:
-            tried[of] = _goes_on(mixer, calls[mixer.layer][1], model)
-        mixer.goes_on = tried[of]
+        module = type(mixer.module)
+        if module not in tried:
+            tried[module] = _goes_on(mixer, calls[mixer.layer][1], model)
+        mixer.goes_on = tried[module]
     return mixers, sum(num_bytes(cache.layers[layer]) for layer in wanted)
 
 

@@ -10,8 +10,9 @@ import transformers
 
 from card.errors import ModelError
 from card.kernels.number_types import Array, Floats
+from card.models.loaded_model import LoadedModel
 from card.models.names import model_name
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.expert_weights import join_experts
 from card.models.own.layers import BlockWeight
 from card.theirs.transformers.arrays import as_array, as_tensor, torch_dtype

@@ -11,8 +11,9 @@ import numpy as np
 
 from card.config import ResolvedParams
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Floats, dtype_name
+from card.models.loaded_model import LoadedModel
 from card.models.others import others
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.own.decoder_model import DecoderModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.tools.bench.records import Check, Compared, GroupKey, Run, Sample, TextDifference, compared_texts

@@ -23,7 +23,7 @@ from card.machine.packages import installed_version
 from card.machine.processor import processor_name
 from card.machine.threads import usable_cores
 from card.models.facts import weight_samples
-from card.models.own.decoder_model import LoadedModel
+from card.models.loaded_model import LoadedModel
 
 # Settings of every engine whose decoding is timed: wait for its drafter, and measure latencies again.
 MEASURED_START: Mapping[str, Any] = MappingProxyType(

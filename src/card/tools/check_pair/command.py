@@ -37,10 +37,10 @@ from card.models.demo import SAMPLE_PROBLEMS
 from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
+from card.models.loaded_model import LoadedModel
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
-from card.models.own.decoder_model import LoadedModel
 from card.models.runners import how_it_runs, plain_runner
 from card.tools.check_pair.facts import (
     Latency,
@@ -194,16 +194,16 @@ def _described(
 
 def _left_out(agreement: MeasuredAgreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:
     """Return the measurements that there was no time for."""
-    told = []
+    limits = []
     if agreement.is_cut:
         seen = f"{agreement.num_prompts} of {num_prompts} prompts"
-        told.append(f"agreement is that of {agreement.num_tokens} tokens of {seen}")
+        limits.append(f"agreement is that of {agreement.num_tokens} tokens of {seen}")
     if speeds is None:
-        told.append("no speed was measured")
+        limits.append("no speed was measured")
     elif speeds.is_cut:
         num_runs, seen = len(speeds.speed_up_of_runs), f"{speeds.num_prompts} of {num_prompts} prompts"
-        told.append(f"speed is that of {num_runs} of {TIMED_RUNS} pairs of runs and of {seen}, perhaps in part")
-    return tuple(told)
+        limits.append(f"speed is that of {num_runs} of {TIMED_RUNS} pairs of runs and of {seen}, perhaps in part")
+    return tuple(limits)
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------

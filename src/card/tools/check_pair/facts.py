@@ -12,7 +12,8 @@ from card.machine.pass_cost import PassCost
 from card.models.draft_vocab import kept_ids
 from card.models.drafter_facts import DrafterFacts, head_size, running_bytes
 from card.models.facts import num_bytes, parameter_count
-from card.models.own.decoder_model import DecoderModel, LoadedModel
+from card.models.loaded_model import LoadedModel
+from card.models.own.decoder_model import DecoderModel
 from card.models.own.draft_block import DraftBlock
 from card.models.rows.pool import sequence_bytes
 from card.models.runner import RowRunner

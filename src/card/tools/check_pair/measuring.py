@@ -130,7 +130,7 @@ def measure_speeds(
             num_prompts = min(num_prompts, len(slow), len(fast))
     if not rates:
         return None
-    told = RequestStats.joined(answer.stats for answer in timed)
+    stats = RequestStats.joined(answer.stats for answer in timed)
     speed_ups = tuple(fast_rate / slow_rate for slow_rate, fast_rate in rates)
     return Speeds(
         plain_tokens_per_s=median(slow_rate for slow_rate, _ in rates),
@@ -142,12 +142,12 @@ def measure_speeds(
         schedule=tuned.host.policy.schedule,
         schedule_reason=tuned.stats().schedule_reason,
         is_same_text=is_same_text,
-        shape=told.draft_shape,
-        shape_in_words=shape_in_words(told),
-        num_accepted=told.accepted_tokens,
-        drafted_share=told.drafted_share,
-        accepted_shares=told.accepted_shares,
-        accepted_in_words=accepted_in_words(told),
+        shape=stats.draft_shape,
+        shape_in_words=shape_in_words(stats),
+        num_accepted=stats.accepted_tokens,
+        drafted_share=stats.drafted_share,
+        accepted_shares=stats.accepted_shares,
+        accepted_in_words=accepted_in_words(stats),
     )
 
 

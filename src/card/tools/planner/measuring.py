@@ -15,10 +15,10 @@ from card.models.block_loading import is_state_drafter, require_block
 from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count
+from card.models.loaded_model import LoadedModel
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
 from card.models.others import others
-from card.models.own.decoder_model import LoadedModel
 from card.models.own.eagle_head import EagleHead
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint

@@ -109,11 +109,11 @@ def _with_own_drafts(
             continue
         own = {"kv_selection": request.kv_selection} if find_method(name).selection is not None else {}
         done = record_method(name, target, draft, answers, request.params, tell, **settings, **own)
-        for told, flags in zip(drafted, done, strict=True):
-            told[name] = flags
+        for marks, flags in zip(drafted, done, strict=True):
+            marks[name] = flags
     texts = (
-        msgspec.structs.replace(text, drafted=told, head=head)
-        for text, told, head in zip(recording.texts, drafted, heads, strict=True)
+        msgspec.structs.replace(text, drafted=marks, head=head)
+        for text, marks, head in zip(recording.texts, drafted, heads, strict=True)
     )
     return msgspec.structs.replace(recording, texts=tuple(texts))
 

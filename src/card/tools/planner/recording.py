@@ -112,8 +112,8 @@ def rows_of(recording: Recording, text: RecordedText) -> Rows:
 
 def drafted_by(text: RecordedText, method: str) -> npt.NDArray[np.bool_] | None:
     """Return which tokens were drafted by a method's own drafter, bool [n]; None if that was not recorded."""
-    told = text.drafted.get(method)
-    return None if told is None else np.frombuffer(told, np.bool_)
+    flags = text.drafted.get(method)
+    return None if flags is None else np.frombuffer(flags, np.bool_)
 
 
 def head_nodes(text: RecordedText) -> list[Nodes]:
@@ -190,7 +190,7 @@ def check_recording(recording: Recording) -> None:
 
 def _check_own_drafts(idx: int, text: RecordedText, vocab_size: int) -> None:
     """Raise PlanError if the drafts of single methods do not fit the text."""
-    if any(len(told) != len(text.token_ids) for told in text.drafted.values()):
+    if any(len(flags) != len(text.token_ids) for flags in text.drafted.values()):
         raise PlanError(f"text {idx} marks drafted tokens for another number of tokens than it has")
     if text.head is not None:
         try:

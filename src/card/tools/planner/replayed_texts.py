@@ -53,10 +53,10 @@ class ReplayedTexts:
             )
         arrays = [rows_of(recording, text) for text in recording.texts]
         drafted = [one.draft_ids[:, :num_candidates] for one in arrays]
-        told = [np.array(text.prompt_ids + text.token_ids) for text in recording.texts]
+        ids = [np.array(text.prompt_ids + text.token_ids) for text in recording.texts]
         behind = [nodes for text in recording.texts for nodes in head_nodes(text)] if has_head else []
-        told += [np.array(nodes.tokens, np.int64) for nodes in behind]
-        used = np.unique(np.concatenate([*told, *(one.ravel() for one in (*drafted, *(a.target_ids for a in arrays)))]))
+        ids += [np.array(nodes.tokens, np.int64) for nodes in behind]
+        used = np.unique(np.concatenate([*ids, *(one.ravel() for one in (*drafted, *(a.target_ids for a in arrays)))]))
         self.vocab_size = max(len(used), 2)
         self.original_ids = used
         self.prompts = [tuple(np.searchsorted(used, text.prompt_ids).tolist()) for text in recording.texts]
@@ -143,8 +143,8 @@ class ReplayedTexts:
 
 
 def _drafted(recording: Recording, method: str) -> npt.NDArray[np.bool_]:
-    told = [drafted_by(text, method) for text in recording.texts]
-    known = [one for one in told if one is not None]
-    if len(known) < len(told):
+    flags = [drafted_by(text, method) for text in recording.texts]
+    known = [one for one in flags if one is not None]
+    if len(known) < len(flags):
         raise PlanError(f"the recording does not say what {method} drafts; make it with card record --methods {method}")
     return np.concatenate(known)

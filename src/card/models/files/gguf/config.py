@@ -70,7 +70,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "model_type": architecture.model_type,
         **_biases(places, architecture),
         **_scales(facts, architecture, head_dim),
-        **{of: facts.cap(cap) for cap, of in architecture.caps.items()},
+        **{name: facts.cap(cap) for cap, name in architecture.caps.items()},
         **_windows(facts, architecture),
         "dtype": stored_dtype_of(header).name,
         "is_quantized": not _matrix_types(header) <= PLAIN_DTYPES.keys(),
@@ -84,7 +84,7 @@ def read_config(path: Path, header: Header, architecture: Architecture) -> dict[
         "num_attention_heads": heads,
         "num_hidden_layers": num_layers,
         **_kv_heads(facts, architecture, heads),
-        **{of: facts.whole(key) for of, key in architecture.gguf_numbers.items()},
+        **{name: facts.whole(key) for name, key in architecture.gguf_numbers.items()},
         architecture.norm_eps: facts.number(_NORM_EPS[architecture.centres]),
         "rope_parameters": _rotations(header, facts, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
@@ -174,8 +174,8 @@ def _attending(facts: GgufFacts, architecture: Architecture) -> list[bool] | Non
 
 def _activation(architecture: Architecture) -> dict[str, str]:
     """Return the field of the config that names the gate's activation, which no file states."""
-    of = architecture.activation
-    return {} if of is None else {of: architecture.config_fields.defaults[of]}
+    name = architecture.activation
+    return {} if name is None else {name: architecture.config_fields.defaults[name]}
 
 
 def _biases(places: Mapping[str, TensorPlace], architecture: Architecture) -> dict[str, bool]:
@@ -190,8 +190,8 @@ def _scales(facts: GgufFacts, architecture: Architecture, head_dim: int) -> dict
     scale = facts.factor("attention", usual)
     if "attention" not in architecture.scales and not math.isclose(scale, usual, rel_tol=_SCALE_TOLERANCE):
         raise GgufError(f"asks for attention.scale {scale}, not {usual:.4g}; use a folder saved by transformers")
-    fields = {one: of for one, of in architecture.scales.items() if isinstance(of, str)}
-    return {of: scale if one == "attention" else facts.factor(one, 1.0) for one, of in fields.items()}
+    fields = {one: name for one, name in architecture.scales.items() if isinstance(name, str)}
+    return {name: scale if one == "attention" else facts.factor(one, 1.0) for one, name in fields.items()}
 
 
 def _windows(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
@@ -270,12 +270,12 @@ def _slowed(theta: float, factors: Floats, head_dim: int, facts: GgufFacts) -> d
     turned = facts.whole(_TURNED, head_dim)
     if factors.shape != (turned // 2,) or not ((factors > 0) & np.isfinite(factors)).all():
         raise GgufError(f"has {len(factors)} factors of angles ({ROPE_FACTORS}), it must have {turned // 2}, above 0")
-    of = [float(one) for one in factors]
+    numbers = [float(one) for one in factors]
     return {
         "rope_type": "longrope",  # of which no text here is long
         "rope_theta": theta,
-        "short_factor": of,
-        "long_factor": of,
+        "short_factor": numbers,
+        "long_factor": numbers,
         "attention_factor": 1.0,
         "original_max_position_embeddings": facts.whole("context_length"),
     }

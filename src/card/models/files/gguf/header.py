@@ -155,21 +155,21 @@ class _Reader:
             return self.string()
         if kind != _ARRAY:
             raise DamagedError(f"damaged: its header has a value of the unknown kind {kind}")
-        of, count = self.numbers("IQ")
-        if of == _ARRAY:
+        kind, count = self.numbers("IQ")
+        if kind == _ARRAY:
             raise DamagedError("damaged: its header has an array of arrays")
-        if of != _STRING and of not in _NUMBERS:
-            raise DamagedError(f"damaged: its header has a value of the unknown kind {of}")
+        if kind != _STRING and kind not in _NUMBERS:
+            raise DamagedError(f"damaged: its header has a value of the unknown kind {kind}")
         if count > self.num_bytes:
             raise DamagedError(_CUT_OFF)
         if count > _SHORT_ARRAY and not may_be_long:
-            self._pass_over(of, count)
+            self._pass_over(kind, count)
             return LongArray(count)
         self._num_listed += count
         _check_most(self._num_listed, _MOST_LISTED, "values in its arrays")
-        if of == _STRING:
+        if kind == _STRING:
             return [_text(text) for text in [self._text_bytes(_MOST_TEXT_BYTES) for _ in range(count)]]
-        return list(self.numbers(f"{count}{_NUMBERS[of]}"))
+        return list(self.numbers(f"{count}{_NUMBERS[kind]}"))
 
     def place(self) -> TensorPlace:
         name = self.string(_MOST_NAME_BYTES)
@@ -196,10 +196,10 @@ class _Reader:
             raise DamagedError(_CUT_OFF)
         return text
 
-    def _pass_over(self, of: int, count: int) -> None:
+    def _pass_over(self, kind: int, count: int) -> None:
         """Go to the end of an array without keeping it; what lies behind the file is noticed by the next read."""
-        if of in _NUMBERS:
-            self._stream.seek(count * struct.calcsize(f"<{_NUMBERS[of]}"), os.SEEK_CUR)
+        if kind in _NUMBERS:
+            self._stream.seek(count * struct.calcsize(f"<{_NUMBERS[kind]}"), os.SEEK_CUR)
             return
         _check_most(count, _MOST_LISTED, "values in its arrays")
         for _ in range(count):

@@ -63,4 +63,4 @@ def _stated(places: Iterable[TensorPlace]) -> list[list[Any]]:
 
 
 def _places(stated: Iterable[list[Any]]) -> list[TensorPlace]:
-    return [TensorPlace(name, tuple(shape), of, offset, Path(file)) for name, shape, of, offset, file in stated]
+    return [TensorPlace(name, tuple(shape), kind, offset, Path(file)) for name, shape, kind, offset, file in stated]

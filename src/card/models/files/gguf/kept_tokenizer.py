@@ -57,8 +57,8 @@ def write_parts(folder: Path, parts: Parts) -> None:
     """Write a tokenizer to a folder. Raises: OSError."""
     core, pairs, rest = parts.core, parts.pairs, tokenizers.Tokenizer(BPE())
     for step in _STEPS:
-        if (its := getattr(core, step)) is not None:
-            setattr(rest, step, its)
+        if (part := getattr(core, step)) is not None:
+            setattr(rest, step, part)
     ids = pairs.ids
     added = [token for _, token in sorted(core.get_added_tokens_decoder().items())]
     kept = _Kept(

@@ -212,8 +212,8 @@ class GgufSource:
     def weights(self, dtype: str) -> dict[str, Array]:
         """Return all weights by the names of transformers' modules, read into memory."""
         stored, weights = self.stored_dtype(dtype), {}
-        for name, of, shape, pieces in _joined(self._model, stored):
-            array, first = empty(shape, of), 0
+        for name, kind, shape, pieces in _joined(self._model, stored):
+            array, first = empty(shape, kind), 0
             room = array.reshape(-1)
             for piece in pieces:
                 room[first : first + piece.size] = piece.reshape(-1)
@@ -327,10 +327,10 @@ class GgufSource:
 
     def _read_facts(self) -> dict[str, Any]:
         read = self._header
-        of = read if read.is_block_alone else self._model
+        model = read if read.is_block_alone else self._model
         return {
-            "config": dict(of.config),
-            "tokenizer": tokenizer_digest(of.header),
+            "config": dict(model.config),
+            "tokenizer": tokenizer_digest(model.header),
             "block": kept_block(read),
             "is_block_alone": read.is_block_alone,
         }
@@ -375,7 +375,7 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 def write_weights(file: Path, model: GgufModel, dtype: Dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
-    kinds = {name: (of, shape) for name, of, shape, _ in _joined(model, dtype)}
+    kinds = {name: (kind, shape) for name, kind, shape, _ in _joined(model, dtype)}
     with tensors_written(file, kinds) as (stream, _):
         for piece in (one for *_, pieces in _joined(model, dtype) for one in pieces):
             stream.write(bytes_of(piece))
@@ -386,9 +386,9 @@ def _joined(model: GgufModel, dtype: Dtype) -> Iterator[tuple[str, Dtype, tuple[
     architecture = find_architecture(model.config["model_type"])
     assert architecture is not None
     for name, parts in grouped((weight.name, weight) for weight in model.folder_weights).items():
-        of = FLOAT32 if parts[0].is_vector else dtype
+        kind = FLOAT32 if parts[0].is_vector else dtype
         shape = joined_shape(name, [one.place.shape for one in parts], architecture)
-        yield name, of, shape, joined_pieces(name, parts, functools.partial(_pieces, model, of), architecture)
+        yield name, kind, shape, joined_pieces(name, parts, functools.partial(_pieces, model, kind), architecture)
 
 
 def _pieces(model: GgufModel, dtype: Dtype, weight: Weight) -> Iterator[Array]:

@@ -54,7 +54,7 @@ class GivenUpError(SettingsError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CanarySetup:
+class SandboxSetup:
     """Settings that a child needs before its first grammar."""
 
     core: bytes  # of the tokenizer, as llguidance reads it
@@ -74,7 +74,7 @@ class Refused(Exception):
     """The library does not take a grammar; the text is its own."""
 
 
-class Canary:
+class GrammarSandbox:
     """One child. Its calls are those of one thread, but for `kill`."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Canary:
         """True if it can take one more grammar."""
         return not self._is_spent and not self._is_killed and self._process.poll() is None
 
-    def begin(self, setup: CanarySetup) -> None:
+    def begin(self, setup: SandboxSetup) -> None:
         """Hand over the tokenizer. Raises: CapacityError if the child has ended."""
         head = {
             "num_ids": setup.num_ids,
@@ -224,16 +224,16 @@ class Canary:
         return bytes(data)
 
 
-class GrammarBench:
+class SandboxHolder:
     """The place where one thread tries grammars: its child, replaced once it has ended."""
 
     def __init__(self) -> None:
         """Begin without a child."""
         self._lock = threading.Lock()  # so that no other thread kills a child that is being replaced
-        self._canary: Canary | None = None
+        self._sandbox: GrammarSandbox | None = None
         self._is_closed = False
 
-    def prepare(self, make_setup: Callable[[], CanarySetup]) -> Canary:
+    def prepare(self, make_setup: Callable[[], SandboxSetup]) -> GrammarSandbox:
         """Return a child that can be used, or will be soon.
 
         Args:
@@ -244,37 +244,37 @@ class GrammarBench:
         with self._lock:
             if self._is_closed:
                 raise CapacityError("the model is being closed and takes no more grammars")
-            if self._canary is not None:
-                return self._canary
-            self._canary = canary = Canary()
+            if self._sandbox is not None:
+                return self._sandbox
+            self._sandbox = sandbox = GrammarSandbox()
         try:
-            canary.begin(make_setup())
+            sandbox.begin(make_setup())
         except BaseException:
-            canary.kill()
+            sandbox.kill()
             raise
-        return canary
+        return sandbox
 
     def tidy(self) -> None:
         """Clear up after a child that has ended."""
         with self._lock:
-            canary = self._canary
-            if canary is None or canary.is_usable:
+            sandbox = self._sandbox
+            if sandbox is None or sandbox.is_usable:
                 return
-            self._canary = None
-        canary.close()
+            self._sandbox = None
+        sandbox.close()
 
     def kill(self) -> None:
         """End what the child does, and the child with it."""
         with self._lock:
-            if self._canary is not None:
-                self._canary.kill()
+            if self._sandbox is not None:
+                self._sandbox.kill()
 
     def close(self) -> None:
         """End the child; there is none after it."""
         with self._lock:
             self._is_closed = True
-            if self._canary is not None:
-                self._canary.close()
+            if self._sandbox is not None:
+                self._sandbox.close()
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

@@ -11,8 +11,8 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config.fields import plain, require
 from card.links.child import DrafterChild
 from card.links.leases import Leases
+from card.models.loaded_model import LoadedModel
 from card.models.names import model_name
-from card.models.own.decoder_model import LoadedModel
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
 
@@ -23,7 +23,7 @@ _A_MODEL = "a folder, a GGUF file, the name of a model, or a loaded model"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LLMArguments:
     """Models and settings as given, and further objects used during the start; see `LLM`."""
 
     target: str | LoadedModel
@@ -45,7 +45,7 @@ class Asked:
         *,
         tokenizer: str | PathLike[str] | Tokenizer | PreTrainedTokenizerBase | None,
         **others: Any,
-    ) -> Asked:
+    ) -> LLMArguments:
         """Return the arguments with paths as their names.
 
         Args:

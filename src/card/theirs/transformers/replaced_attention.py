@@ -63,14 +63,14 @@ class AttentionProbe:
                 " interface"
             )
         layers = self.layers.values()
-        kinds = {(of.num_query_heads, of.dtype, of.device) for of in layers}
-        num_kv_heads = max(of.num_kv_heads for of in layers)
-        if len(kinds) > 1 or any(num_kv_heads % of.num_kv_heads for of in layers):
+        kinds = {(heads.num_query_heads, heads.dtype, heads.device) for heads in layers}
+        num_kv_heads = max(heads.num_kv_heads for heads in layers)
+        if len(kinds) > 1 or any(num_kv_heads % heads.num_kv_heads for heads in layers):
             raise ModelError(
                 "its layers differ in query heads or dtype, or in KV heads that are no multiples of each other"
             )
         ((num_query_heads, dtype, device),) = kinds
-        size = max(max(of.size, of.value_size) for of in layers)
+        size = max(max(heads.size, heads.value_size) for heads in layers)
         shapes = (KVShape(num_kv_heads, size),) * len(attending)
         return TorchLayout(shapes, dtype, device), num_query_heads // num_kv_heads
 
@@ -145,7 +145,7 @@ def _own_attention_of(model: Any) -> list[tuple[Any, str]]:
     """Return each config of a model with its own attention, as recorded on the model."""
     if not hasattr(model, _OWN):
         used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-        before = [(of, of._attn_implementation) for of in used.values() if of._attn_implementation != _NAME]
+        before = [(one, one._attn_implementation) for one in used.values() if one._attn_implementation != _NAME]
         setattr(model, _OWN, before)
     own: list[tuple[Any, str]] = getattr(model, _OWN)
     return own

@@ -33,7 +33,7 @@ def choose_verifier(settings: EngineSettings, given: Verifier) -> tuple[Verifier
 
     Raises: SettingsError, ModelError.
     """
-    for place in _asked("verifier", settings.own):
+    for place in _places("verifier", settings.own):
         chosen: tuple[Verifier, str] | None = load_place(place)(settings, given)
         if chosen is not None:
             return chosen
@@ -48,14 +48,14 @@ def feature_wish(verifier: Verifier, target: RowRunner, draft: str) -> FeatureWi
 def feature_consumers(plan: Plan, target: RowRunner) -> list[FeatureConsumer]:
     """Return what the method of a plan shows the target's features to."""
     found: list[FeatureConsumer] = []
-    for place in _asked("consumers", plan.method.reads):
+    for place in _places("consumers", plan.method.reads):
         found += load_place(place)(plan.settings, target, plan.draft)
     return found
 
 
-def _asked(gift: str, names: Container[str]) -> Iterator[str]:
-    """Yield the places of a gift of folders that one of the settings in ``names`` belongs to."""
+def _places(field: str, names: Container[str]) -> Iterator[str]:
+    """Yield the places in this field of the records of folders that one of the settings in ``names`` belongs to."""
     for found in records():
-        place, kind = getattr(found.record, gift), found.record.settings
+        place, kind = getattr(found.record, field), found.record.settings
         if place and kind is not None and any(name in names for name in declared(kind)):
             yield place

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class CarefulCalls:
+class GuardedPolicy:
     """Calls a policy. The first error of each kind of call is logged."""
 
     def __init__(self, policy: Policy) -> None:
