@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from card.config import EngineSettings
 from card.config.fields import plain, require
@@ -27,7 +27,8 @@ from card.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from card.models.own.decoder_model import LoadedModel
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+TokenIds = Collection[SupportsIndex]  # a list, an array or a tensor
+Prompt = str | TokenIds | Sequence[Mapping[str, Any]]
 
 
 class PromptReader:

@@ -40,10 +40,15 @@ NEUTRAL: Mapping[str, Any] = MappingProxyType(  # values that neither a request 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A required form of a text from its first new token to its end."""
+    """A required form of a text from its first new token to its end.
+
+    Attributes:
+        kind: json_object, json_schema, regex, lark or gbnf.
+        source: JSON of a schema, a regular expression of the whole text, or a grammar; empty for json_object.
+    """
 
     kind: GrammarKind
-    source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in one of two notations
+    source: str = ""
 
     def __post_init__(self) -> None:
         check(self, of=" of a grammar")
