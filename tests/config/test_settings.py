@@ -310,5 +310,5 @@ def test_a_grammar_that_cannot_be_meant_is_refused(kind: Any, source: Any, said:
 
 
 def test_a_grammar_ends_the_text_itself() -> None:
-    with pytest.raises(SettingsError, match="ignore_eos contradicts a grammar"):
+    with pytest.raises(SettingsError, match="ignore_eos contradicts a required form of the text"):
         SamplingParams(ignore_eos=True, grammar=Grammar("json_object"))

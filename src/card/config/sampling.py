@@ -197,7 +197,7 @@ class SamplingParams(Replaceable):
         require(0 <= self.min_tokens <= most, "min_tokens", allowed, self.min_tokens)
         if self.grammar is not None and self.ignore_eos:
             raise SettingsError(
-                f"{named('ignore_eos')} contradicts a grammar, whose end is the end of the text; leave one out"
+                f"{named('ignore_eos')} contradicts a required form of the text, whose end ends it; leave one out"
             )
 
     def resolved(self, defaults: Mapping[str, Any] = MappingProxyType({}), *, room: int = 2**31) -> ResolvedParams:
