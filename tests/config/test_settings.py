@@ -38,7 +38,7 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (SamplingParams, "min_tokens", [-1], "0 or more"),
     (SamplingParams, "logprobs", [-1, 21, 2.0, True], "None or a number of alternatives from 0 to 20"),
     (SamplingParams, "logit_bias", [[(1, 2.0)], "5"], "a mapping of token ids to numbers"),
-    (SamplingParams, "grammar", ["json_object", {}], "a card.config.Grammar or None"),
+    (SamplingParams, "grammar", ["json_object", {}], "a card.Grammar or None"),
     (SamplingParams, "speculates", [1, None], "True or False"),
     (DraftSettings, "verify", ["forest", None], "one of chain, tree, trunk"),
     (DraftSettings, "min_path_logprob", [0.0, 1.0, NAN], "below 0"),

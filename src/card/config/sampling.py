@@ -171,7 +171,7 @@ class SamplingParams(Replaceable):
     grammar: Grammar | None = setting(
         None,
         "Form of the text, which ends where nothing can follow.",
-        allowed="a card.config.Grammar or None",
+        allowed="a card.Grammar or None",
         is_option=False,
     )
     n: int = setting(1, "Answers to each prompt; one for a stream.", least=1, most=MAX_CHOICES, is_option=False)
