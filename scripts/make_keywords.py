@@ -17,6 +17,7 @@ HEAD = '''\
 """The settings of an engine as keyword arguments. Made by scripts/make_keywords.py."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Literal, TypedDict
 
 from card.config.fields import Setting
@@ -50,6 +51,8 @@ def _written(one: Setting) -> str:
     """Return the type by which a setting is given, as source."""
     choices = ", ".join(f'"{choice}"' for choice in one.choices)
     kind = f"Literal[{choices}]" if choices else one.kind.__name__
+    if kind == "str" and not one.is_list:
+        kind = "str | PathLike[str]"  # a path is taken for any string
     return kind + f" | Sequence[{kind}]" * one.is_list + " | None" * one.is_optional
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
+
 from card import (
     LLM,
     AsyncLLM,
@@ -45,14 +47,16 @@ def text(folder: Path, settings: LLMSettings) -> str:
     params = SamplingParams(max_tokens=5)
     with LLM(folder, "demo-draft", tokenizer="demo-target", fan_out=3, writers="beam", cores=[0]) as llm:
         outputs: list[RequestOutput] = llm.generate(["a", "b"], [params, params])
-        outputs += llm.generate("a") + llm.generate([[1, 2]], params)
+        outputs += llm.generate("a") + llm.generate([[1, 2], "a"], params) + llm.generate(np.array([[1, 2]]))
         outputs += llm.chat(TALK, params, tools=TOOLS, chat_template_kwargs={"enable_thinking": False})
         outputs += llm.chat([TALK, TALK])
         chunks: list[StreamChunk] = list(llm.stream(TALK, params, tools=TOOLS))
+        chunks += llm.stream(np.array([1, 2]), params)
         completion: CompletionOutput = outputs[0].outputs[0]
         stats: EngineStats = llm.stats()
         llm.draft_settings = drafting()[0]
         ids: list[int] = llm.tokenizer.encode("a")
+    settings = {**settings, "prefix_cache": folder, "cache_dir": folder, "judge": folder / "judge.safetensors"}
     with LLM("demo-target", **settings) as other:
         try:
             other.generate("a", params)

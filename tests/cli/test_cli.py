@@ -132,7 +132,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", *PAIR, "--json-object", "--regex", "a", "hi"], "exclude each other"),
         (["generate", *PAIR, "--regex", "(", "hi"], "correct it or leave --regex out"),
         (["generate", *PAIR, "--max-model-len", "2", "a b c d e"], "or raise --max-model-len if"),
-        (["generate", *PAIR, "--json-object", "--ignore-eos", "hi"], "--ignore-eos contradicts a grammar"),
+        (["generate", *PAIR, "--json-object", "--ignore-eos", "hi"], "--ignore-eos contradicts a required form"),
         (["generate", *PAIR, "--verify", "bush", "hi"], "verify must be one of chain, tree"),
         (["generate", *PAIR, "--beam-width", "0", "hi"], "--beam-width must be from 1 to 256"),
         (["generate", *PAIR, "--placement", "moon", "hi"], "placement must be one of inline, thread, process"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import re
 import typing
 from collections.abc import Sequence
 from types import UnionType
@@ -10,7 +12,7 @@ from typing import Any, Union, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 
-from card import LLM, AsyncLLM, LLMSettings
+from card import LLM, AsyncLLM, CompletionOutput, EngineStats, Grammar, LLMSettings, RequestOutput, StreamChunk
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.fields import declared
 from card.config.keywords import NAMED_ARGUMENTS
@@ -60,3 +62,11 @@ def test_the_help_of_parameters_tells_each_in_python_s_words(kind: type) -> None
     for name in declared(kind):
         assert sum(line.startswith(f"    {name} = ") for line in told) == 1
     assert "--" not in "".join(told) + (LLMSettings.__doc__ or "")
+
+
+@pytest.mark.parametrize("kind", [CompletionOutput, EngineStats, Grammar, RequestOutput, StreamChunk])
+def test_the_help_of_what_is_returned_tells_each_field(kind: type) -> None:
+    listed = re.search(r"Attributes:\n(.*)", inspect.getdoc(kind) or "", re.DOTALL)
+    assert listed is not None
+    told = [name for names in re.findall(r"^    ([a-z_, ]+):", listed[1], re.MULTILINE) for name in names.split(", ")]
+    assert sorted(told) == sorted(field.name for field in dataclasses.fields(kind))

@@ -38,7 +38,7 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (SamplingParams, "min_tokens", [-1], "0 or more"),
     (SamplingParams, "logprobs", [-1, 21, 2.0, True], "None or a number of alternatives from 0 to 20"),
     (SamplingParams, "logit_bias", [[(1, 2.0)], "5"], "a mapping of token ids to numbers"),
-    (SamplingParams, "grammar", ["json_object", {}], "a card.config.Grammar or None"),
+    (SamplingParams, "grammar", ["json_object", {}], "a card.Grammar or None"),
     (SamplingParams, "speculates", [1, None], "True or False"),
     (DraftSettings, "verify", ["forest", None], "one of chain, tree, trunk"),
     (DraftSettings, "min_path_logprob", [0.0, 1.0, NAN], "below 0"),
@@ -310,5 +310,5 @@ def test_a_grammar_that_cannot_be_meant_is_refused(kind: Any, source: Any, said:
 
 
 def test_a_grammar_ends_the_text_itself() -> None:
-    with pytest.raises(SettingsError, match="ignore_eos contradicts a grammar"):
+    with pytest.raises(SettingsError, match="ignore_eos contradicts a required form of the text"):
         SamplingParams(ignore_eos=True, grammar=Grammar("json_object"))

@@ -217,7 +217,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_gateways_look_fo
         assert error["code"] == "context_length_exceeded"
         assert error["message"].startswith(
             f"This model's maximum context length is {most} tokens. However, you requested {most + num_new} tokens "
-            f"({most} in the messages, {num_new} in the completion)."
+            f"({most} in the prompt, {num_new} in the completion)."
         )
     scored = {"prompt": [*full, 5], "max_tokens": 0, "echo": True}
     assert refused(server.post(COMPLETIONS, scored), 400)["code"] == "context_length_exceeded"
@@ -226,6 +226,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_gateways_look_fo
     for path, body in [*bodies, (COMPLETIONS, {"prompt": long})]:
         error = refused(server.post(path, body), 400)
         assert error["code"] == "context_length_exceeded"
+        assert f"Please reduce the length of the {next(iter(body))} or completion." in error["message"]
         assert f"This model's maximum context length is {most} tokens" in error["message"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
@@ -15,7 +15,7 @@ from card.api.arguments import LLMArguments
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import AnswerText, CompletionOutput, RequestOutput, StreamChunk
-from card.api.prompts import Prompt, conversations, with_variables
+from card.api.prompts import Prompt, TokenIds, conversations, with_variables
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.fields import require
 from card.config.keywords import LLMSettings
@@ -110,7 +110,7 @@ class LLM(Hosted):
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: str | Collection[str | TokenIds],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt (plain text, or token ids), all in one batch; return the results in their order.

@@ -16,32 +16,54 @@ __all__ = ["Alternative", "AnswerText", "CompletionOutput", "RequestOutput", "St
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One completion of a prompt."""
+    """One completion of a prompt.
+
+    Attributes:
+        index: its place among the `n` answers to the prompt.
+        text: without the stop string that ended it.
+        token_ids: of the text, the end token included.
+        finish_reason: stop: an end token or stop string; length: max_tokens or the context is full; error: see
+            `RequestOutput.error`.
+        logprobs: of each token, if `SamplingParams.logprobs` asked for them; natural logarithms, before temperature.
+        origins: of each token, the writers that proposed it, joined by "+", or how the target made it.
+        alternatives: for each token, the candidates that were verified in its place, if `SamplingParams.shows_tree`.
+    """
 
     index: int
     text: str
-    token_ids: tuple[int, ...]  # the end token included
-    finish_reason: FinishReason  # stop: an end token or stop string; length: max_tokens or the context is full
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if `SamplingParams.logprobs` asked for them
-    # How the text was made, not the text, so comparisons of outputs ignore these; one for each token, see
-    # `card.engine.request.TokenDetails`.
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    # How the text was made, not the text, so comparisons of outputs ignore these.
     origins: tuple[str, ...] = field(default=(), compare=False)
-    alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)  # if shows_tree
+    alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """Everything about one finished request."""
+    """Everything about one finished request.
+
+    Attributes:
+        request_id: its number in this engine, from 0.
+        prompt: the text; None if token ids or a conversation were given.
+        prompt_token_ids: what the target read.
+        outputs: the answers, `SamplingParams.n` of them.
+        method: by which they were decoded.
+        exact: whether the text is that of plain decoding.
+        target_cost: cost and real size of a target that was inflated, else None.
+        stats: counters and times, of all answers together.
+        error: why a text ends early, with finish_reason "error"; else None.
+    """
 
     request_id: int
-    prompt: str | None  # None if token ids were given
+    prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     method: str
-    exact: bool  # True: the text is that of plain decoding
-    target_cost: str | None  # set if the target was inflated: its cost and its real size
+    exact: bool
+    target_cost: str | None
     stats: RequestStats
-    error: CardError | None = None  # why the text ends early, with finish_reason "error"
+    error: CardError | None = None
 
     @classmethod
     def of_choices(cls, choices: Sequence[RequestOutput]) -> RequestOutput:
@@ -70,17 +92,27 @@ class AnswerText:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """The text and tokens that one round added to a streamed request."""
+    """The text and tokens that were added to a streamed request since the last chunk.
+
+    Attributes:
+        text: that became certain; of an answer that is read in parts, its content.
+        token_ids, logprobs, origins, alternatives: of the new tokens, as in `CompletionOutput`.
+        finish_reason: None while the request runs; at its end as in `CompletionOutput`, or abort.
+        stats: counters and times so far.
+        pieces: of an answer that is read in parts: content, thoughts, calls.
+        thinks: of each token of such an answer, whether it belongs to thoughts or to marks between the parts.
+        stop: the stop string that ended the text, if one has.
+    """
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None  # None while the request runs
-    stats: RequestStats  # live counters
-    logprobs: tuple[TokenLogprobs, ...] = ()  # these three as in `CompletionOutput`, of these tokens
+    finish_reason: FinishReason | None
+    stats: RequestStats
+    logprobs: tuple[TokenLogprobs, ...] = ()
     origins: tuple[str, ...] = field(default=(), compare=False)
     alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)
-    pieces: tuple[Piece, ...] = ()  # of an answer that is read in parts; the text is its content then
-    thinks: tuple[bool, ...] = ()  # these two as in `AnswerText`
+    pieces: tuple[Piece, ...] = ()
+    thinks: tuple[bool, ...] = ()
     stop: str = ""
 
     @property

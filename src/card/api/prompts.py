@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 from card.config import EngineSettings
 from card.config.fields import plain, require
@@ -25,7 +25,8 @@ from card.text.prompts import (
 )
 from card.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+TokenIds = Collection[SupportsIndex]  # a list, an array or a tensor
+Prompt = str | TokenIds | Sequence[Mapping[str, Any]]
 
 
 class PromptReader:

@@ -1,6 +1,7 @@
 """The settings of an engine as keyword arguments. Made by scripts/make_keywords.py."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Literal, TypedDict
 
 from card.config.fields import Setting
@@ -37,16 +38,16 @@ class LLMSettings(DraftKeywords, total=False):
     placement: Literal["inline", "thread", "process"] | None
     schedule: Literal["auto", "beside", "turns"]
     policy: Literal["auto", "fixed"]
-    draft_address: str | None
+    draft_address: str | PathLike[str] | None
     draft_optional: bool
-    draft_keys: str | None
-    dtype: str
-    draft_dtype: str | None
+    draft_keys: str | PathLike[str] | None
+    dtype: str | PathLike[str]
+    draft_dtype: str | PathLike[str] | None
     draft_vocab: int | None
-    device: str
-    draft_device: str | None
+    device: str | PathLike[str]
+    draft_device: str | PathLike[str] | None
     cuda_graphs: bool
-    target_cost: str | None
+    target_cost: str | PathLike[str] | None
     max_model_len: int | None
     threads: int | None
     draft_threads: int
@@ -54,29 +55,29 @@ class LLMSettings(DraftKeywords, total=False):
     draft_cores: int | Sequence[int] | None
     max_num_seqs: int
     max_images: int
-    image_dir: str | None
-    kv_cache_memory: str | None
-    kv_offload: str | None
-    prefix_cache: str | None
-    prefix_cache_size: str | None
+    image_dir: str | PathLike[str] | None
+    kv_cache_memory: str | PathLike[str] | None
+    kv_offload: str | PathLike[str] | None
+    prefix_cache: str | PathLike[str] | None
+    prefix_cache_size: str | PathLike[str] | None
     prefill_chunk: int
     wait_for_drafter: bool | None
     cache: bool
     check: bool
-    cache_dir: str | None
+    cache_dir: str | PathLike[str] | None
     start_timeout_s: float
     drafter_timeout_s: float
     grammar_timeout_s: float
     generation_config: Literal["auto", "none"]
-    answer_format: str
-    chat_template: str | None
-    tool_template: str | None
+    answer_format: str | PathLike[str]
+    chat_template: str | PathLike[str] | None
+    tool_template: str | PathLike[str] | None
     allows_inexact: bool
-    suffix_store: str | None
-    suffix_store_key: str
+    suffix_store: str | PathLike[str] | None
+    suffix_store_key: str | PathLike[str]
     suffix_store_tokens: int
-    ctc: str | None
-    hivis: str | None
-    judge: str | None
-    kv_selection: str | None
-    hrad: str
+    ctc: str | PathLike[str] | None
+    hivis: str | PathLike[str] | None
+    judge: str | PathLike[str] | None
+    kv_selection: str | PathLike[str] | None
+    hrad: str | PathLike[str]

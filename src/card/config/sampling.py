@@ -40,10 +40,15 @@ NEUTRAL: Mapping[str, Any] = MappingProxyType(  # values that neither a request 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A required form of a text from its first new token to its end."""
+    """A required form of a text from its first new token to its end.
+
+    Attributes:
+        kind: json_object, json_schema, regex, lark or gbnf.
+        source: JSON of a schema, a regular expression of the whole text, or a grammar; empty for json_object.
+    """
 
     kind: GrammarKind
-    source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in one of two notations
+    source: str = ""
 
     def __post_init__(self) -> None:
         check(self, owner=" of a grammar")
@@ -166,7 +171,7 @@ class SamplingParams(Replaceable):
     grammar: Grammar | None = setting(
         None,
         "Form of the text, which ends where nothing can follow.",
-        allowed="a card.config.Grammar or None",
+        allowed="a card.Grammar or None",
         is_option=False,
     )
     n: int = setting(1, "Answers to each prompt; one for a stream.", least=1, most=MAX_CHOICES, is_option=False)
@@ -192,7 +197,7 @@ class SamplingParams(Replaceable):
         require(0 <= self.min_tokens <= most, "min_tokens", allowed, self.min_tokens)
         if self.grammar is not None and self.ignore_eos:
             raise SettingsError(
-                f"{named('ignore_eos')} contradicts a grammar, whose end is the end of the text; leave one out"
+                f"{named('ignore_eos')} contradicts a required form of the text, whose end ends it; leave one out"
             )
 
     def resolved(self, defaults: Mapping[str, Any] = MappingProxyType({}), *, room: int = 2**31) -> ResolvedParams:

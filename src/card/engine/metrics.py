@@ -200,7 +200,27 @@ def _count(counts: dict[str, int], writers: Iterable[int], names: Sequence[str])
 
 @dataclass(slots=True, kw_only=True)
 class EngineStats(DrafterHealth):
-    """Gauges and totals of an engine."""
+    """Gauges and totals of an engine.
+
+    Attributes:
+        drafter, drafter_reason, drafter_restarts: its state, why it is not up, and how often it was replaced.
+        num_running, num_waiting, num_finished, num_failed: requests.
+        rounds, round_s: rounds and their time, seconds.
+        target_tokens: rows that went through the target, prompts and candidates included.
+        new_tokens: of texts.
+        kv_used_bytes, kv_retained_bytes: KV of running requests, and KV that is kept for reuse.
+        kv_offloaded_bytes, kv_moved_bytes: KV of paused requests in files, and all written to files since the start.
+        num_pauses: times that a request gave its KV rows away.
+        kv_open_sequences, kv_retained_sequences: sequences with KV, of running requests and kept.
+        prefix_queries, prefix_hits: requests that looked for a kept beginning, and those that found one.
+        prefix_reused_tokens, prefix_read_tokens: tokens that came from there, and of these, from `prefix_cache` files.
+        drafter_lead: layers of candidates ahead of the text, mean of the requests of the last round.
+        tree_nodes: candidates of the drafter's that the target holds for running requests.
+        chains_only: whether the target keeps a recurrent state, so that it verifies chains, never trees.
+        schedule, schedule_reason: of the last round: beside, turns or off.
+        reading_rates, reading_rates_sum: passes that read prompts, by rows/s as in `READING_RATES`; sum of the rates.
+        asked_rounds: rounds by what was asked of the drafter, as `card.engine.asked` counts them.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -208,27 +228,27 @@ class EngineStats(DrafterHealth):
     num_failed: int = 0
     rounds: int = 0
     round_s: float = 0.0
-    target_tokens: int = 0  # rows that went through the target, prompts and candidates included
+    target_tokens: int = 0
     new_tokens: int = 0
-    kv_used_bytes: int = 0  # of running requests
-    kv_retained_bytes: int = 0  # kept for reuse
-    kv_offloaded_bytes: int = 0  # of paused requests, in files
-    kv_moved_bytes: int = 0  # written to files since the start
-    num_pauses: int = 0  # times that a request gave its KV rows away
+    kv_used_bytes: int = 0
+    kv_retained_bytes: int = 0
+    kv_offloaded_bytes: int = 0
+    kv_moved_bytes: int = 0
+    num_pauses: int = 0
     kv_open_sequences: int = 0
     kv_retained_sequences: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_reused_tokens: int = 0
-    prefix_read_tokens: int = 0  # of these, from files of `prefix_cache`
-    drafter_lead: float = 0.0  # layers of candidates ahead of the text, mean of the requests of the last round
-    tree_nodes: int = 0  # candidates of the drafter's that the target holds for running requests
-    chains_only: bool = False  # the target keeps a recurrent state, so it verifies chains, never trees
+    prefix_read_tokens: int = 0
+    drafter_lead: float = 0.0
+    tree_nodes: int = 0
+    chains_only: bool = False
     schedule: str = "off"
     schedule_reason: str = ""
-    reading_rates: tuple[int, ...] = (0,) * (len(READING_RATES) + 1)  # passes that read prompts, by `READING_RATES`
-    reading_rates_sum: float = 0.0  # of all these passes' rates
-    asked_rounds: Mapping[tuple[str, str, str], int] = field(default_factory=dict)  # as `card.engine.asked` counts
+    reading_rates: tuple[int, ...] = (0,) * (len(READING_RATES) + 1)
+    reading_rates_sum: float = 0.0
+    asked_rounds: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
 
     def count_round(self, target_tokens: int, new_tokens: int, seconds: float) -> None:
         """Add one round."""

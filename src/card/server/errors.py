@@ -92,11 +92,12 @@ def too_long(most: int, num_prompt: int, num_new: int = 1) -> ApiError:
             num_prompt: tokens of the prompt, or its least possible number.
             num_new: new tokens requested.
     """
+    name = named("prompt")
     return bad_request(
         f"This model's maximum context length is {most} tokens. However, you requested {num_prompt + num_new} tokens "
-        f"({num_prompt} in the messages, {num_new} in the completion). Please reduce the length of the messages or "
+        f"({num_prompt} in the {name}, {num_new} in the completion). Please reduce the length of the {name} or "
         "completion.",
-        named("prompt"),
+        name,
         "context_length_exceeded",
     )
 

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from card.api.async_llm import AsyncLLM
-from card.api.prompts import Prompt
 from card.config import Grammar
 from card.errors import PromptError, SettingsError, named
 from card.server.admission import given_key
@@ -31,6 +30,7 @@ from card.text.chat_template import render_chat
 from card.text.grammar_sandbox import TooSlowError
 from card.text.grammar_tokens import NoGrammarsError
 from card.text.infill import find_infill
+from card.text.prompts import Messages
 from card.text.token_bytes import token_bytes
 from card.text.tokenizer import Tokenizer
 from card.text.tokens import CHARS_PER_TOKEN
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SentPrompt = str | Sequence[int] | Messages
 
 USUAL_TAG = ":latest"  # which clients of Ollama add to a name without a tag
 _MOST_IGNORED = 256  # names of fields that are logged
@@ -122,7 +123,7 @@ class Service:
             )
         return name or names[0]
 
-    async def encode(self, prompt: Prompt, *, must_fit: bool = True) -> tuple[int, ...]:
+    async def encode(self, prompt: SentPrompt, *, must_fit: bool = True) -> tuple[int, ...]:
         """Return the token ids of a prompt, made beside the event loop.
 
         Args:
@@ -143,7 +144,7 @@ class Service:
         if (least := self._token_bytes.least_tokens(text)) > self.most_ids:
             raise bad_request(f"prompt: at most {self.most_ids} tokens are counted, got at least {least}", "prompt")
 
-    def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
+    def _encode(self, prompt: SentPrompt, texts: Sequence[str]) -> tuple[int, ...]:
         """Tokenize a prompt. ``texts`` are its texts that may be too long; a chat template may omit some."""
         most = self.llm.max_model_len
         is_long = sum(map(len, texts)) > CHARS_PER_TOKEN * most
