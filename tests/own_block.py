@@ -156,9 +156,22 @@ class Checkpoint:
         }
         return {name: weight.clone() for name, weight in inner.items()}
 
-    def save_gguf(self, folder: Path, file: Path, *, kind: Kind = Kind.F32, without: Sequence[str] = ()) -> str:
-        """Write a GGUF file with target, block and tokenizer, from a folder made by `save`; return its name."""
+    def save_gguf(
+        self,
+        folder: Path,
+        file: Path,
+        *,
+        kind: Kind = Kind.F32,
+        without: Sequence[str] = (),
+        changes: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    ) -> str:
+        """Write a GGUF file with target, block and tokenizer, from a folder made by `save`; return its name.
+
+        Args:
+            without, changes: as of `save`, by the names of the file.
+        """
         more = {name: values for name, values in self.gguf_tensors.items() if not name.endswith(tuple(without))}
+        more |= changes or {}
         return str(write_gguf(folder, file, kind=kind, metadata=self._gguf_counts, more=more))
 
     def save_block_file(

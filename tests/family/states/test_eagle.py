@@ -89,7 +89,12 @@ GGUF_FAULTS: dict[str, dict[str, Any]] = {
     f"behind layer 9 of its target, which has {NUM_LAYERS}": {"stated": {"target_layers": [2, 4, 9]}},
     "its d2t names token 299": {"changes": {"d2t": np.arange(100, 300)}},
     "d2t is no list of whole numbers": {"changes": {"d2t": np.zeros(200, np.float32)}},
-    "its tensor midlayer.self_attn.k_proj.weight is missing": {"without": ["blk.0.attn_k.weight"]},
+    "its tensor blk.0.attn_k.weight is missing": {"without": ["blk.0.attn_k.weight"]},
+    "its tensor output_norm.weight is missing": {"without": ["output_norm.weight"]},
+    "its tensor output.weight is missing": {"without": ["output.weight"]},
+    r"blk.0.attn_q.weight has shape \[64, 64\], the config": {
+        "changes": {"blk.0.attn_q.weight": np.zeros((64, 64), np.float32)}
+    },
     "a tensor blk.0.other.weight, which is not known": {"changes": {"blk.0.other.weight": np.zeros(64, np.float32)}},
     "its eagle3.norm_before_fc is 1, it must be true": {"stated": {"norm_before_fc": 1}},
     "its eagle3.feed_forward_length is 0": {"stated": {"feed_forward_length": 0}},

@@ -398,18 +398,39 @@ def test_a_checkpoint_without_a_block_that_can_draft_is_refused_in_a_line(tmp_pa
     assert "name a draft model" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("without", "words"),
-    [("eh_proj.weight", "holds no block that drafts"), ("attn_k.weight", "k_proj.weight is missing")],
-)
-def test_a_gguf_file_without_a_whole_block_is_refused_in_a_line(
-    folder: Any, tmp_path: Path, without: str, words: str
+GGUF_FAULTS: dict[str, dict[str, Any]] = {
+    "no tensor blk.N.nextn.eh_proj.weight: llama.cpp's converter keeps none of MiMo-7B": {
+        "without": ["eh_proj.weight"]
+    },
+    "its tensor blk.4.attn_k.weight is missing": {"without": ["blk.4.attn_k.weight"]},
+    "its tensor blk.4.nextn.hnorm.weight is missing": {"without": ["nextn.hnorm.weight"]},
+    r"blk.4.nextn.eh_proj.weight has shape \[64, 96\], th": {
+        "changes": {"blk.4.nextn.eh_proj.weight": np.zeros((64, 96), np.float32)}
+    },
+    r"blk.4.attn_q_norm.weight has shape \[8\], th": {"changes": {"blk.4.attn_q_norm.weight": np.ones(8, np.float32)}},
+    "blk.4.nextn.enorm.weight holds NaN, which is no number": {
+        "changes": {"blk.4.nextn.enorm.weight": np.full(64, np.nan, np.float32)}
+    },
+    "a tensor blk.4.other.weight, which is not known": {"changes": {"blk.4.other.weight": np.ones(64, np.float32)}},
+    "a tensor blk.4.nextn.other.weight, which": {"changes": {"blk.4.nextn.other.weight": np.ones(64, np.float32)}},
+    "its tensor blk.3.ffn_down_exps.weight is missing": {
+        "kind": "glm4_moe",
+        "without": ["blk.3.ffn_down_exps.weight"],
+    },
+}
+
+
+@pytest.mark.parametrize("words", GGUF_FAULTS)
+def test_a_gguf_file_without_a_whole_block_is_refused_in_a_line_by_the_names_of_the_file(
+    folder: Any, tmp_path: Path, words: str
 ) -> None:
-    checkpoint, file = random_of("qwen3_5"), tmp_path / "target.gguf"
-    checkpoint.save_gguf(Path(folder("qwen3_5")), file, without=[f"blk.4.{without}", f"nextn.{without}"])
+    changes, file = dict(GGUF_FAULTS[words]), tmp_path / "target.gguf"
+    kind = changes.pop("kind", "qwen3_5")
+    random_of(kind).save_gguf(Path(folder(kind)), file, **changes)
     with pytest.raises(ModelError, match=words) as caught:
         LLM(str(file), "mtp", dtype="float32", max_model_len=64, cache_dir=str(tmp_path))
     assert "\n" not in str(caught.value)
+    assert any(advice in str(caught.value) for advice in ("name a draft model", "use a folder", "download the file"))
 
 
 @pytest.mark.parametrize(
