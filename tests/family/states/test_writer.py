@@ -14,8 +14,10 @@ from gguf import GGMLQuantizationType as Kind
 from transformers.modeling_layers import MtpModel
 
 from card import LLM, SamplingParams
+from card.assembly.drafters import load_drafter
 from card.errors import ModelError, SettingsError
 from card.family.states.writer import StateWriter, make_writer
+from card.links.process import DraftModel
 from card.models.block_loading import load_block
 from card.models.loading import load_decoder
 from card.models.own import layers
@@ -412,6 +414,10 @@ GGUF_FAULTS: dict[str, dict[str, Any]] = {
         "changes": {"blk.4.nextn.enorm.weight": np.full(64, np.nan, np.float32)}
     },
     "a tensor blk.4.other.weight, which is not known": {"changes": {"blk.4.other.weight": np.ones(64, np.float32)}},
+    "holds 2 blocks that draft, and one is run here": {
+        "num_blocks": 2,
+        "changes": {"blk.5.nextn.eh_proj.weight": np.zeros((64, 128), np.float32)},
+    },
     "a tensor blk.4.nextn.other.weight, which": {"changes": {"blk.4.nextn.other.weight": np.ones(64, np.float32)}},
     "its tensor blk.3.ffn_down_exps.weight is missing": {
         "kind": "glm4_moe",
@@ -467,6 +473,18 @@ def test_the_file_of_a_block_is_no_model_and_fits_no_other_target(folder: Any, t
 def test_a_block_on_another_device_is_refused_in_a_line(folder: Any) -> None:
     with pytest.raises(SettingsError, match="own pass on a CPU: leave draft_device out"):
         LLM(folder("qwen3_5"), "mtp", dtype="float32", max_model_len=64, draft_device="cuda")
+
+
+def test_a_draft_server_refuses_a_block_in_a_line(folder: Any, tmp_path: Path) -> None:
+    target = Path(folder("qwen3_5"))
+    alone = random_of("qwen3_5").save_block_file(target, tmp_path / "mtp.gguf")
+    for name, words in (
+        ("mtp", "in the target's process alone; name a draft"),
+        (alone, "give it as draft of its target"),
+    ):
+        served = DraftModel.to_serve(name, dtype="float32", device="cpu", max_model_len=64, kv_cache_bytes=None)
+        with pytest.raises(ModelError, match=words):
+            load_drafter(served, threads=1)
 
 
 def test_a_block_of_another_width_than_its_target_is_refused(folder: Any) -> None:
