@@ -85,8 +85,9 @@ def test_deeper_candidates_are_planned_as_often_right_as_they_are(tmp_path: Path
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=40, ignore_eos=True).resolved()
     recording = record(RecordRequest(target=target, draft="mtp", prompts=prompts, params=params, dtype="float32"))
 
-    def counts(stats: Sequence[RequestStats]) -> list[tuple[int, int, int]]:
-        return [(one.num_new_tokens, one.target_passes, one.accepted_tokens) for one in stats]
+    def counts(stats: Sequence[RequestStats]) -> list[tuple[int, ...]]:
+        counted = ("num_new_tokens", "target_passes", "drafter_passes", "accepted_tokens")
+        return [tuple(getattr(one, name) for name in counted) for one in stats]
 
     chain: dict[str, Any] = {"policy": "fixed", "num_speculative_tokens": 4}
     with LLM(target, "mtp", method="sps", dtype="float32", placement="inline", max_num_seqs=1, **chain) as llm:
