@@ -156,10 +156,26 @@ class Checkpoint:
         }
         return {name: weight.clone() for name, weight in inner.items()}
 
-    def save_gguf(self, folder: Path, file: Path, *, kind: Kind = Kind.F32, without: Sequence[str] = ()) -> str:
-        """Write a GGUF file with target, block and tokenizer, from a folder made by `save`; return its name."""
+    def save_gguf(
+        self,
+        folder: Path,
+        file: Path,
+        *,
+        kind: Kind = Kind.F32,
+        without: Sequence[str] = (),
+        changes: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        num_blocks: int = 1,
+    ) -> str:
+        """Write a GGUF file with target, block and tokenizer, from a folder made by `save`; return its name.
+
+        Args:
+            without, changes: as of `save`, by the names of the file.
+            num_blocks: that it states; those behind the first are of ``changes``.
+        """
         more = {name: values for name, values in self.gguf_tensors.items() if not name.endswith(tuple(without))}
-        return str(write_gguf(folder, file, kind=kind, metadata=self._gguf_counts, more=more))
+        more |= changes or {}
+        counts = self._gguf_counts(num_blocks)
+        return str(write_gguf(folder, file, kind=kind, metadata=counts, more=more))
 
     def save_block_file(
         self, folder: Path, file: Path, *, kind: Kind = Kind.F32, ids: Sequence[int] | None = None, num_rows: int = 0
@@ -178,12 +194,14 @@ class Checkpoint:
             head = self.target.get_output_embeddings().weight.detach().numpy()
             more["output.weight"] = head[: num_rows or len(ids)]
             more["d2t"] = np.array(ids, np.int64)
-        counts = self._gguf_counts
+        counts = self._gguf_counts()
         return str(write_gguf(folder, file, kind=kind, metadata=counts, more=more, without=layers))
 
-    @property
-    def _gguf_counts(self) -> dict[str, Any]:
-        return {"block_count": self.target.config.num_hidden_layers + 1, "nextn_predict_layers": 1}
+    def _gguf_counts(self, num_blocks: int = 1) -> dict[str, Any]:
+        return {
+            "block_count": self.target.config.num_hidden_layers + num_blocks,
+            "nextn_predict_layers": num_blocks,
+        }
 
     @property
     def gguf_tensors(self) -> dict[str, np.ndarray[Any, Any]]:

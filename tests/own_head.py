@@ -268,6 +268,8 @@ class Head:
         }
         writer = GGUFWriter(file, "eagle3")
         for key, value in facts.items():
+            if value is None:
+                continue
             add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
             add.get(type(value), writer.add_array)(f"eagle3.{key}", value)
         writer.add_token_list([f"<{one}>" for one in range(self.target.config.vocab_size)])

@@ -90,7 +90,7 @@ MAX_ROOM_LINES = {
     "server": 8500,
     "text": 6950,
     "theirs": 4100,
-    "tools": 10450,
+    "tools": 10550,
     "tree": 1200,
 }
 MAX_MODULE_LINES = 400

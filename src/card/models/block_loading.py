@@ -14,7 +14,7 @@ from card.kernels.number_types import STORED_DTYPES
 from card.machine.folders import expanded
 from card.models.dtypes import AUTO, CPU, parse_dtype, runs_as_blocks
 from card.models.files.eagle_folder import FC, is_eagle_folder, read_facts
-from card.models.files.gguf.eagle import is_eagle_gguf, read_eagle_gguf
+from card.models.files.gguf.eagle import in_file_words, is_eagle_gguf, read_eagle_gguf
 from card.models.files.gguf.source import GgufSource
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.places import hub_file
@@ -43,9 +43,11 @@ def require_block(target: str | LoadedModel, *, cache_dir: str | None) -> None:
     if not isinstance(target, str):
         raise ModelError(f"{named('draft')} {OWN_BLOCK} is read from the target's files: give the target by name")
     if not has_block(target, cache_dir=cache_dir):
+        lacks = "mtp.fc.weight or eh_proj"
+        if target.endswith(".gguf"):
+            lacks = "blk.N.nextn.eh_proj.weight: llama.cpp's converter keeps none of MiMo-7B, whose folder has one"
         raise ModelError(
-            f"{target} holds no block that drafts (no tensor mtp.fc.weight or eh_proj), or none that is read "
-            f"here: {_INSTEAD}"
+            f"{target} holds no block that drafts (no tensor {lacks}), or none that is read here: {_INSTEAD}"
         )
 
 
@@ -172,7 +174,10 @@ def _read_head(source: Source, target: ExactRunner, dtype: str) -> EagleHead:
     folder = Path(source.path)
     if source.gguf is not None:
         facts, tensors, stored = read_eagle_gguf(folder, dtype)
-        return eagle_head(facts, tensors, facts_of_target, stored)
+        try:
+            return eagle_head(facts, tensors, facts_of_target, stored)
+        except BlockError as error:
+            raise BlockError(in_file_words(str(error))) from None
     facts = read_facts(folder)
     files = tuple(MappedWeights(file) for file in weight_files(folder))
     tensors = {name: array for file in files for name, array in file.arrays.items()}

@@ -13,7 +13,9 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from card import LLM, SamplingParams
+from card.assembly.drafters import load_drafter
 from card.errors import ModelError, SettingsError
+from card.links.process import DraftModel
 from card.models.block_loading import load_head
 from card.models.draft_vocab import drafted_ids
 from card.models.loading import load_decoder, load_tokenizer
@@ -60,6 +62,14 @@ def test_a_head_in_a_gguf_file_gives_the_same_numbers(target: str, tmp_path: Pat
     assert_rounds_are_right(drafting_of(target, file, head), 2)
 
 
+def test_older_files_name_the_layers_that_are_read_by_another_key(target: str, tmp_path: Path) -> None:
+    head = random_of("SafeAILab")
+    layers = {"target_layers": None, "extract_layers": list(head.form.layers)}
+    file = head.save_gguf(tmp_path / "head.gguf", stated=layers)
+    runner = plain_runner(load_decoder(target, dtype="float32"), max_model_len=64)
+    assert load_head(file, runner, dtype="float32", cache_dir="").inputs.target_layers == head.form.layers
+
+
 def test_a_quantised_gguf_file_gives_the_numbers_of_its_weights(target: str, tmp_path: Path) -> None:
     head = random_of("SafeAILab")
     file = head.save_gguf(tmp_path / "head.gguf", kind=Kind.Q8_0)
@@ -79,7 +89,12 @@ GGUF_FAULTS: dict[str, dict[str, Any]] = {
     f"behind layer 9 of its target, which has {NUM_LAYERS}": {"stated": {"target_layers": [2, 4, 9]}},
     "its d2t names token 299": {"changes": {"d2t": np.arange(100, 300)}},
     "d2t is no list of whole numbers": {"changes": {"d2t": np.zeros(200, np.float32)}},
-    "its tensor midlayer.self_attn.k_proj.weight is missing": {"without": ["blk.0.attn_k.weight"]},
+    "its tensor blk.0.attn_k.weight is missing": {"without": ["blk.0.attn_k.weight"]},
+    "its tensor output_norm.weight is missing": {"without": ["output_norm.weight"]},
+    "its tensor output.weight is missing": {"without": ["output.weight"]},
+    r"blk.0.attn_q.weight has shape \[64, 64\], the config": {
+        "changes": {"blk.0.attn_q.weight": np.zeros((64, 64), np.float32)}
+    },
     "a tensor blk.0.other.weight, which is not known": {"changes": {"blk.0.other.weight": np.zeros(64, np.float32)}},
     "its eagle3.norm_before_fc is 1, it must be true": {"stated": {"norm_before_fc": 1}},
     "its eagle3.feed_forward_length is 0": {"stated": {"feed_forward_length": 0}},
@@ -273,6 +288,9 @@ def test_a_head_is_no_model(target: str, folder: Any) -> None:
 
 
 def test_places_where_no_states_come_are_refused(target: str, folder: Any) -> None:
+    served = DraftModel.to_serve(folder("SafeAILab"), dtype="auto", device="cpu", max_model_len=64, kv_cache_bytes=None)
+    with pytest.raises(ModelError, match="is an EAGLE-3 head, and no model: give it as draft of its target"):
+        load_drafter(served, threads=1)
     with pytest.raises(SettingsError, match="hidden states, which do not leave the process"):
         LLM(target, folder("SafeAILab"), placement="process")
     with pytest.raises(ModelError, match="drafts several tokens in one pass"):

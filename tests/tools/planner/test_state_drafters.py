@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner
 
+from card import LLM
 from card.cli.main import cli
+from card.config import SamplingParams
 from card.config.registry import methods
+from card.engine.metrics import RequestStats
 from card.errors import PlanError
 from card.models.drafter_facts import DrafterFacts
 from card.tools.planner.profile import Profile, load_profile, save_profile
-from card.tools.planner.recording import load_recording, save_recording
+from card.tools.planner.recorder import RecordRequest, record
+from card.tools.planner.recording import RecordedText, load_recording, save_recording
 from card.tools.planner.simulate import Simulator
 from card.tools.planner.synthetic import make_synthetic
 from tests.own_block import right_checkpoint
@@ -67,6 +73,35 @@ def test_a_head_is_profiled_and_recorded(tmp_path: Path) -> None:
 def test_a_draft_model_of_its_own_has_a_profile_by_its_own_name(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="make its profile by its own name, card profile demo-draft"):
         ran("profile", "demo-target", "--draft", "demo-draft", "--out", str(tmp_path / "p"))
+
+
+def test_deeper_candidates_are_planned_as_often_right_as_they_are(tmp_path: Path) -> None:
+    checkpoint = right_checkpoint("state")
+    width, random = len(checkpoint.join), torch.Generator().manual_seed(0)
+    # Each step of a chain strays a little further.
+    checkpoint.join[:, width:] += 0.18 * torch.randn(width, width, generator=random)
+    target = checkpoint.save(tmp_path / "target")
+    prompts = tuple(tuple(range(begin, begin + 5)) for begin in (20, 60, 100))
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=40, ignore_eos=True).resolved()
+    recording = record(RecordRequest(target=target, draft="mtp", prompts=prompts, params=params, dtype="float32"))
+
+    def counts(stats: Sequence[RequestStats]) -> list[tuple[int, ...]]:
+        counted = ("num_new_tokens", "target_passes", "drafter_passes", "accepted_tokens")
+        return [tuple(getattr(one, name) for name in counted) for one in stats]
+
+    chain: dict[str, Any] = {"policy": "fixed", "num_speculative_tokens": 4}
+    with LLM(target, "mtp", method="sps", dtype="float32", placement="inline", max_num_seqs=1, **chain) as llm:
+        real = counts([one.stats for one in llm.generate([list(prompt) for prompt in prompts], params)])
+    scene = toy_scene(target=TARGET, draft=BLOCK, recording=recording)
+    assert counts(Simulator(scene).run("sps", {**chain, "placement": "inline"}).stats) == real
+
+    def without_deeper(text: RecordedText) -> RecordedText:
+        return msgspec.structs.replace(text, deeper_ids=b"", deeper_logprobs=b"")
+
+    flat_texts = tuple(without_deeper(text) for text in recording.texts)
+    hopeful = replace(scene, recording=msgspec.structs.replace(recording, texts=flat_texts))
+    planned = counts(Simulator(hopeful).run("sps", {**chain, "placement": "inline"}).stats)
+    assert sum(accepted for *_, accepted in planned) > 1.2 * sum(accepted for *_, accepted in real) > 0
 
 
 def seconds_a_round(draft: Profile) -> float:

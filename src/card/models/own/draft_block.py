@@ -9,7 +9,7 @@ names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -136,14 +136,14 @@ class DraftBlock(DecoderModel):
         weights: Mapping[str, Weight],
         joining: Mapping[str, Weight],
         lent: Lent,
-        names: BlockNames,
+        in_words: Callable[[str], str],
     ) -> None:
         """Take over the weights of the layer, by the names of a decoder's first, and those that make inputs.
 
         Args:
             weights: with the target's embeddings and head, as a decoder has them.
             joining: what makes inputs, by their names here.
-            names: in the files, for errors.
+            in_words: returns words about a tensor with the name that its file has for it.
         Raises: KeyError, ValueError as `DecoderModel` does; BlockError for weights of another width.
         """
         super().__init__(architecture, config, GenerationConfig(), weights)
@@ -152,8 +152,8 @@ class DraftBlock(DecoderModel):
         for name, shape in ((JOIN, (width, 2 * width)), (TOKEN_NORM, (width,)), (STATE_NORM, (width,))):
             if tuple(joining[name].shape) != shape:
                 words = f"{name} has shape {list(joining[name].shape)}, the model asks for {shape}"
-                raise BlockError(names.in_words(words))
-        check_numbers(self, ((names.in_words(name), weight) for name, weight in joining.items()))
+                raise BlockError(in_words(words))
+        check_numbers(self, ((in_words(name), weight) for name, weight in joining.items()))
         token_norm, state_norm = (
             norm_weight(np.asarray(joining[name]), architecture.norm_offset) for name in (TOKEN_NORM, STATE_NORM)
         )
@@ -220,7 +220,7 @@ def read_folder_block(folder: Path, lent: Lent, *, dtype: str) -> DraftBlock:
         block[JOIN] = np.roll(block[JOIN], block[JOIN].shape[-1] // 2, -1)
     head = next((array for name, array in stored.items() if inner_name(name) == _HEAD), None)
     try:
-        made = block_of(architecture, config, block, head, lent, wanted, names)
+        made = block_of(architecture, config, block, head, lent, wanted, names.in_words)
     finally:
         del stored
     made.pages = files
@@ -252,7 +252,7 @@ def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str, as_stored: bool
         weights = {**packed_weights, **weights}
         architecture = architecture.as_stored(weights)
     block = {name.removeprefix(PREFIX): array for name, array in weights.items()}
-    made = block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype), BlockNames())
+    made = block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype), gguf.block_in_words)
     made.pages = () if pages is None else (pages,)
     ids = gguf.block_ids
     return made if ids is None else with_head_of(made, ids)
@@ -265,7 +265,7 @@ def block_of(
     head: Weight | None,
     lent: Lent,
     dtype: Dtype,
-    names: BlockNames,
+    in_words: Callable[[str], str],
 ) -> DraftBlock:
     """Return a block of arrays.
 
@@ -274,11 +274,11 @@ def block_of(
         block: its weights by their names here.
         head: of the model, for a block that proposes some tokens only; None: it is tied to the embeddings.
         dtype: of the weights of the layer.
-        names: in the files, for errors.
+        in_words: as of `DraftBlock`.
     Raises: BlockError that names a weight.
     """
     if more := sorted(name for name in block if name.startswith("layers.") and not name.startswith("layers.0.")):
-        raise BlockError(f"it has several blocks ({names.in_words(f'model.{more[0]}')}), and one is run here")
+        raise BlockError(f"it has several blocks ({in_words(f'model.{more[0]}')}), and one is run here")
     joining = {name: block[name] for name in _JOINING if name in block}
     layer = {f"model.{name}": array for name, array in block.items() if name not in joining}
     weights = {
@@ -295,10 +295,10 @@ def block_of(
             raise BlockError("its head is missing")
         weights[_HEAD] = head
     try:
-        return DraftBlock(architecture, layer_config, weights, joining, lent, names)
+        return DraftBlock(architecture, layer_config, weights, joining, lent, in_words)
     except KeyError as error:
-        raise BlockError(f"its tensor {names.in_words(error.args[0])} is missing") from None
+        raise BlockError(f"its tensor {in_words(error.args[0])} is missing") from None
     except BlockError:
         raise
     except ValueError as error:
-        raise BlockError(names.in_words(str(error))) from None
+        raise BlockError(in_words(str(error))) from None

@@ -19,7 +19,6 @@ from card.machine.importing import load_place
 from card.models.block_loading import is_state_drafter
 from card.models.candidate_scorer import CandidateScorer
 from card.models.facts import context_limit
-from card.models.features import FeatureWish
 from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
 from card.models.protocol import Extension, LanguageModel
@@ -30,6 +29,7 @@ from card.tools.bench.environment import describe_run
 from card.tools.planner.measuring import state_draft_of
 from card.tools.planner.own_drafts import check_recordable, record_method
 from card.tools.planner.recording import HeadRows, RecordedText, Recording, Rows, TargetText, pack_text
+from card.tools.planner.state_drafts import NUM_DEEPER, deeper_logits, inputs_of
 from card.tree.logits import Logits, as_array, top
 
 NUM_CANDIDATES = 32
@@ -168,37 +168,20 @@ def record_texts(
     num_target_ids = min(NUM_TARGET_IDS, target.vocab_size)
     texts = []
     for answer in answers:
-        inputs = _inputs_of(draft, target, answer)
+        inputs = inputs_of(draft, target, answer)
         found = [scorer.top(logits, positions, num_candidates) for positions, logits in _logits(draft, answer, inputs)]
         ids, logprobs = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        num_deeper = 0 if inputs is None else NUM_DEEPER
+        more = [np.repeat(one[None], num_deeper, 0) for one in (ids, logprobs)]
+        for depth, places, logits in deeper_logits(draft, answer, inputs):
+            positions = [len(answer.prompt_ids) + place for place in places]
+            for one, deeper in zip(more, scorer.top(logits, positions, num_candidates), strict=True):
+                one[depth - 1, places.start : places.stop] = deeper
         best = [top(as_array(logits), num_target_ids)[0] for _, logits in _logits(target, answer)]
-        rows = Rows(ids, np.maximum(logprobs, _RULED_OUT_LOGPROB), np.concatenate(best))
+        least = _RULED_OUT_LOGPROB
+        rows = Rows(ids, np.maximum(logprobs, least), np.concatenate(best), more[0], np.maximum(more[1], least))
         texts.append(pack_text(answer.prompt_ids, answer.token_ids, answer.finish_reason, rows))
     return tuple(texts)
-
-
-def _inputs_of(draft: LanguageModel, target: LanguageModel, answer: TargetText) -> Floats | None:
-    """Return the inputs of a block's or head's rows of a text, made of the target's states; None for another draft.
-
-    Raises: PlanError for a prompt of one token where the first token has no row.
-    """
-    makes = draft.block_inputs if isinstance(draft, RowRunner) else None
-    if makes is None:
-        return None
-    assert isinstance(target, RowRunner)
-    text, first = [*answer.prompt_ids, *answer.token_ids[:-1]], makes.first_place
-    if len(answer.prompt_ids) <= first:
-        raise PlanError("a head drafts nothing behind a prompt of one token: leave that prompt out")
-    wish, slot = FeatureWish(makes.target_layers, "all"), target.open(len(text))
-    target.features.wish([wish])
-    try:
-        target.forward([Extension.of_text(slot, text)])
-        fused = makes.fused(target.features.of(0, wish))
-    finally:
-        target.features.wish([])
-        target.close(slot)
-    states = np.concatenate([np.zeros((1, makes.width), np.float32), fused[:-1]])
-    return makes.rows(text[first:], states[first:])
 
 
 def _logits(model: LanguageModel, answer: TargetText, inputs: Floats | None = None) -> Iterator[tuple[range, Logits]]:

@@ -7,9 +7,9 @@ its drafter reports: under the sampling rule, with coupled noise if it was on, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -40,6 +40,8 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True):
     draft_ids: bytes  # int32 [n, K]: the drafter's candidates for each position, best first
     draft_logprobs: bytes  # float32 [n, K]
     target_ids: bytes  # int32 [n, T]: the target's likeliest tokens, best first
+    deeper_ids: bytes = b""  # int32 [L, n, K]: candidates in deeper layers of a chain; none unless it reads own states
+    deeper_logprobs: bytes = b""  # float32 [L, n, K]
     drafted: dict[str, bytes] = {}  # by method with a drafter of its own, bool [n]: the token was drafted
     head: HeadRows | None = None  # None: no head was recorded
 
@@ -88,6 +90,10 @@ class TargetText:
     finish_reason: Literal["stop", "length"]
 
 
+def _none() -> npt.NDArray[Any]:
+    return np.zeros((0, 1, 1), np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The arrays of one text."""
@@ -95,6 +101,8 @@ class Rows:
     draft_ids: npt.NDArray[np.integer]  # [n, K]
     draft_logprobs: npt.NDArray[np.floating]  # [n, K]
     target_ids: npt.NDArray[np.integer]  # [n, T]
+    deeper_ids: npt.NDArray[np.integer] = field(default_factory=_none)  # [L, n, K]
+    deeper_logprobs: npt.NDArray[np.floating] = field(default_factory=_none)  # [L, n, K]
 
 
 def rows_of(recording: Recording, text: RecordedText) -> Rows:
@@ -105,6 +113,8 @@ def rows_of(recording: Recording, text: RecordedText) -> Rows:
             np.frombuffer(text.draft_ids, "<i4").reshape(n, k),
             np.frombuffer(text.draft_logprobs, "<f4").reshape(n, k),
             np.frombuffer(text.target_ids, "<i4").reshape(n, t),
+            np.frombuffer(text.deeper_ids, "<i4").reshape(-1, n, k),
+            np.frombuffer(text.deeper_logprobs, "<f4").reshape(-1, n, k),
         )
     except ValueError as error:
         raise PlanError(f"a text of {n} tokens has arrays of other sizes ({error}); record it again") from error
@@ -152,6 +162,8 @@ def pack_text(
         draft_ids=rows.draft_ids.astype("<i4").tobytes(),
         draft_logprobs=rows.draft_logprobs.astype("<f4").tobytes(),
         target_ids=rows.target_ids.astype("<i4").tobytes(),
+        deeper_ids=rows.deeper_ids.astype("<i4").tobytes(),
+        deeper_logprobs=rows.deeper_logprobs.astype("<f4").tobytes(),
     )
 
 
@@ -180,10 +192,14 @@ def check_recording(recording: Recording) -> None:
             raise PlanError(f"text {idx} has the prompt of an earlier one; record each prompt once")
         seen.add(text.prompt_ids)
         rows = rows_of(recording, text)
-        ids = (np.array(text.prompt_ids + text.token_ids), rows.draft_ids, rows.target_ids)
-        if min(int(a.min()) for a in ids) < 0 or max(int(a.max()) for a in ids) >= recording.vocab_size:
+        arrays = (np.array(text.prompt_ids + text.token_ids), rows.draft_ids, rows.target_ids, rows.deeper_ids)
+        ids = np.concatenate([array.ravel() for array in arrays])
+        if ids.min() < 0 or ids.max() >= recording.vocab_size:
             raise PlanError(f"text {idx} has tokens that are not from 0 to {recording.vocab_size - 1}")
-        if not np.isfinite(rows.draft_logprobs).all() or rows.draft_logprobs.max() > 1e-3:
+        if len(rows.deeper_ids) != len(rows.deeper_logprobs):
+            raise PlanError(f"text {idx} has deeper candidates without log-probabilities, or the other way round")
+        logprobs = np.concatenate([rows.draft_logprobs.ravel(), rows.deeper_logprobs.ravel()])
+        if not np.isfinite(logprobs).all() or logprobs.max() > 1e-3:
             raise PlanError(f"text {idx} has log-probabilities that are no numbers or above 0")
         _check_own_drafts(idx, text, recording.vocab_size)
 

@@ -87,7 +87,7 @@ class ReplayedModel:
         self._states: dict[int, list[int]] = {}  # by slot, of each row
         self._capacity: dict[int, int] = {}
         self._num_opened = 0
-        self._known: dict[tuple[int, bool], Floats] = {}  # logits by row, and by whether it drafts
+        self._known: dict[tuple[int, bool, int], Floats] = {}  # logits by row, whether it drafts, and layer
         self._with_masks: set[int] = set()  # slots that still hold masks
 
     def open(self, max_rows: int | None = None) -> int:
@@ -140,7 +140,8 @@ class ReplayedModel:
         )
         states = self.features.begin(logits_rows_of(extensions))
         if states is not None:
-            states.take_final(np.zeros((sum(num_new), 1), np.float32), lambda blank: blank)
+            layers = np.concatenate([_layers_of(one) for one in extensions])
+            states.take_final(layers + (self._role == "draft"), lambda same: same)
             self.features.leave(states, extensions)
         return [self._append(extension) for extension in extensions]
 
@@ -166,18 +167,22 @@ class ReplayedModel:
         for token, parent in zip(extension.token_ids, extension.parents, strict=True):
             states.append(child(ROOT if parent == NO_PARENT else states[parent], token))
         drafts = self._texts.is_drafted is not None and (self._role == "draft" or extension.reads is not None)
-        logits = [self._logits(self._texts.row_of(state), drafts=drafts) for state in states[first:]]
+        layers = _layers_of(extension)[extension.first_logits_idx :, 0].astype(int).tolist()
+        rows = zip(states[first:], layers, strict=True)
+        logits = [self._logits(self._texts.row_of(state), layer, drafts=drafts) for state, layer in rows]
         return np.stack(logits) if logits else np.empty((0, self.vocab_size), np.float32)
 
-    def _logits(self, row: int, *, drafts: bool) -> Floats:
+    def _logits(self, row: int, layer: int, *, drafts: bool) -> Floats:
         """Return [V] after a recorded position; while drafting, those of a method's own drafter if it has one."""
-        found = self._known.get((row, drafts))
+        found = self._known.get((row, drafts, layer))
         if found is None:
             if len(self._known) >= _MOST_ROWS_KEPT:
                 self._known.clear()
-            usual = self._target_logits if self._role == "target" else self._draft_logits
-            made = self._own_logits(row) if drafts else usual(row)
-            found = self._known[row, drafts] = made.astype(np.float32)
+            if drafts:
+                made = self._own_logits(row)
+            else:
+                made = self._target_logits(row) if self._role == "target" else self._draft_logits(row, layer)
+            found = self._known[row, drafts, layer] = made.astype(np.float32)
         return found
 
     def _own_logits(self, row: int) -> np.ndarray:
@@ -197,18 +202,27 @@ class ReplayedModel:
         logits[self._texts.truths[row]] = 0.0
         return logits
 
-    def _draft_logits(self, row: int) -> np.ndarray:
+    def _draft_logits(self, row: int, layer: int) -> np.ndarray:
         """Return [V] whose sharpened softmax gives the candidates their recorded log-probabilities.
 
+        Args:
+            layer: of a chain; 0 is behind the text.
         The remaining probability is spread over all other tokens, each below the last candidate.
         """
-        ids, logprobs = self._texts.draft_ids[row], self._texts.draft_logprobs[row].astype(np.float64)
+        layer = min(layer, len(self._texts.draft_ids) - 1)
+        ids, logprobs = (of[layer, row] for of in (self._texts.draft_ids, self._texts.draft_logprobs))
+        logprobs = logprobs.astype(np.float64)
         left = max(1.0 - float(np.exp(logprobs).sum()), 1e-12)
         num_others = max(self.vocab_size - len(ids), 1)
         others = min(math.log(left / num_others), float(logprobs.min()) - 0.1)
         logits = np.full(self.vocab_size, others)
         logits[ids] = logprobs
         return logits / CHOICE_SHARPNESS  # requests are replayed greedily, and greedy scores are sharpened
+
+
+def _layers_of(extension: Extension) -> Floats:
+    """Return the layer of a chain that each row is in, [T, 1]: what `BlankInputs` has made of its state."""
+    return np.zeros((len(extension.token_ids), 1), np.float32) if extension.inputs is None else extension.inputs
 
 
 def _size(extensions: Sequence[Extension], num_held: Sequence[int]) -> PassSize:
@@ -224,7 +238,10 @@ def _size(extensions: Sequence[Extension], num_held: Sequence[int]) -> PassSize:
 
 
 class BlankInputs:
-    """In the place of what makes a row's input of a token and a state: a replayed model goes by tokens alone."""
+    """In the place of what makes a row's input of a token and a state: a replayed state is the row's layer.
+
+    Those of the target are 0. The drafter hands on one more than it read, as what it says there was recorded apart.
+    """
 
     width = target_width = 1
     target_layers = (FINAL,)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from card.drafting.window import num_skipped, read_part
 from card.errors import PlanError
 from card.tools.planner.recording import Recording, drafted_by, head_nodes, rows_of
+from card.tree.logits import FloatArray
 from card.tree.nodes import Nodes
 
 ROOT = 0  # the state of no tokens
@@ -52,17 +53,25 @@ class ReplayedTexts:
                 "wanted; lower the setting branch, or record more"
             )
         arrays = [rows_of(recording, text) for text in recording.texts]
-        drafted = [one.draft_ids[:, :num_candidates] for one in arrays]
-        ids = [np.array(text.prompt_ids + text.token_ids) for text in recording.texts]
+        # [L + 1, rows, C]: a recording without deeper candidates has the first ones in every layer.
+        num_deeper = max(len(one.deeper_ids) for one in arrays)
+        ids, logprobs = (
+            np.concatenate(
+                [_layers(getattr(a, f"draft_{of}"), getattr(a, f"deeper_{of}"), num_deeper) for a in arrays], 1
+            )
+            for of in ("ids", "logprobs")
+        )
+        drafted = ids[..., :num_candidates]
+        texts = [np.array(text.prompt_ids + text.token_ids) for text in recording.texts]
         behind = [nodes for text in recording.texts for nodes in head_nodes(text)] if has_head else []
-        ids += [np.array(nodes.tokens, np.int64) for nodes in behind]
-        used = np.unique(np.concatenate([*ids, *(one.ravel() for one in (*drafted, *(a.target_ids for a in arrays)))]))
+        texts += [np.array(nodes.tokens, np.int64) for nodes in behind]
+        used = np.unique(np.concatenate([*texts, drafted.ravel(), *(a.target_ids.ravel() for a in arrays)]))
         self.vocab_size = max(len(used), 2)
         self.original_ids = used
         self.prompts = [tuple(np.searchsorted(used, text.prompt_ids).tolist()) for text in recording.texts]
         self.answers = [tuple(np.searchsorted(used, text.token_ids).tolist()) for text in recording.texts]
-        self.draft_ids = np.searchsorted(used, np.concatenate(drafted))  # [rows, C]
-        self.draft_logprobs = np.concatenate([one.draft_logprobs[:, :num_candidates] for one in arrays])
+        self.draft_ids = np.searchsorted(used, drafted)  # [L + 1, rows, C], by layer of a chain
+        self.draft_logprobs = logprobs[..., :num_candidates]
         self.target_ids = np.searchsorted(used, np.concatenate([one.target_ids for one in arrays]))
         self.truths = np.concatenate([np.array(answer) for answer in self.answers])
         self.mask_id = self.vocab_size  # stands for an unknown token in a drafter of several tokens a pass
@@ -140,6 +149,12 @@ class ReplayedTexts:
         mixed = ((state + 1) * _GOLDEN ^ (token + 1) * 0xBF58476D1CE4E5B9) & _MASK
         mixed = ((mixed ^ (mixed >> 31)) * 0x94D049BB133111EB) & _MASK
         return first + (mixed >> 20) % (end - first)
+
+
+def _layers(first: FloatArray, deeper: FloatArray, num_deeper: int) -> FloatArray:
+    """Return candidates by layer, [L + 1, n, K]: behind those that were recorded, the last ones again."""
+    known = np.concatenate([first[None], deeper])
+    return known[np.minimum(np.arange(num_deeper + 1), len(known) - 1)]
 
 
 def _drafted(recording: Recording, method: str) -> npt.NDArray[np.bool_]:

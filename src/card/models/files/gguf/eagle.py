@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Array, Dtype
-from card.models.files.eagle_folder import HeadFacts, counted_layers
+from card.models.files.eagle_folder import LAYER_PREFIXES, HeadFacts, counted_layers
 from card.models.files.gguf.config import ROTATION_TENSORS, rope_of, stored_dtype_of
 from card.models.files.gguf.header import DamagedError, GgufError, Header, TensorPlace, read_header
 from card.models.files.gguf.keys import GgufFacts
@@ -86,6 +87,14 @@ def read_eagle_gguf(path: Path, dtype: str) -> tuple[HeadFacts, dict[str, Array]
         asks_layer_norms=False,
     )
     return head_facts, found, stored
+
+
+def in_file_words(words: str) -> str:
+    """Return words about a tensor of a head, which have its name of folders, with the name that files have for it."""
+    for own, name in _NAMES.items():
+        named = re.escape(name).replace(re.escape(LAYER_PREFIXES[1]), f"(?:{'|'.join(map(re.escape, LAYER_PREFIXES))})")
+        words = re.sub(rf"(?<![\w.]){named}(?=\.(?:weight|bias))", own, words)
+    return words.replace("config.json", "metadata")
 
 
 def _sizes(header: Header, facts: GgufFacts) -> dict[str, Any]:

@@ -202,12 +202,26 @@ def block_of(read: GgufHeader) -> GgufModel | None:
         if name.startswith("nextn."):
             raise GgufError(f"holds a block with a tensor {place.name}, which is not known here; name a draft model")
         one = replace(place, name=f"blk.0.{name}")
-        found = expert_weights(one, read.architecture, config) or [_weight(one, read.architecture, plain)]
+        try:
+            found = expert_weights(one, read.architecture, config) or [_weight(one, read.architecture, plain)]
+        except GgufError as error:
+            raise type(error)(str(error).replace(one.name, place.name)) from None
         weights += [replace(weight, name=weight.name.replace("model.", "mtp.", 1)) for weight in found]
     if all(weight.name != "mtp.norm.weight" for weight in weights):  # the model's own norm stands for it
         norm = read.header.tensors[f"{read.architecture.last_norm[1]}.weight"]
         weights.append(Weight("mtp.norm.weight", norm, None, read.architecture.norm_offset))
     return GgufModel(read.header, config, weights)
+
+
+def block_in_words(words: str, layer: int, architecture: Architecture) -> str:
+    """Return words about a tensor of a block, which have its name of Qwen3.5's folders, with the one of GGUF files."""
+    begin = f"blk.{layer}."
+    for own, name in _NEXTN.items():
+        words = words.replace(f"mtp.{name}", begin + own)
+    for part in sorted(architecture.parts, key=lambda one: -len(one.name)):
+        of_experts = re.escape(part.name).replace(r"\{\}", r"\d+")
+        words = re.sub(rf"mtp\.layers\.0\.{of_experts}(?!\w)", begin + part.gguf_name, words)
+    return words
 
 
 def open_gguf(path: Path) -> GgufModel:
