@@ -40,7 +40,7 @@ def models() -> tuple[RowRunner, RowRunner]:
     return runner(3), runner(3, noise=0.15)
 
 
-def miner(models: tuple[RowRunner, RowRunner], answer_of: Callable[[Sequence[int]], object]) -> Miner:
+def miner(models: tuple[RowRunner, RowRunner], answer_of: Callable[[int, Sequence[int]], object]) -> Miner:
     return Miner(*models, answer_of=answer_of, max_tokens=12, end_ids=frozenset({0}))
 
 
@@ -67,7 +67,7 @@ def test_mining_labels_each_mismatch_by_the_answer_that_follows_from_it(
     models: tuple[RowRunner, RowRunner],
 ) -> None:
     target, draft = models
-    mined = mine(miner(models, lambda ids: ids[-1] % 2))
+    mined = mine(miner(models, lambda _, ids: ids[-1] % 2))
     expected = []
     for idx, prompt in enumerate(PROMPTS):  # the same, slowly: every text is written from its beginning
         text, place = greedy(target, prompt, 12), len(prompt)
@@ -88,9 +88,9 @@ def test_mining_labels_each_mismatch_by_the_answer_that_follows_from_it(
 def test_prompts_that_wait_for_others_have_the_same_mismatches(
     models: tuple[RowRunner, RowRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together = mine(miner(models, lambda ids: ids[-1] % 2))
+    together = mine(miner(models, lambda _, ids: ids[-1] % 2))
     monkeypatch.setattr(mining, "AT_ONCE", 1)
-    alone = mine(miner(models, lambda ids: ids[-1] % 2))
+    alone = mine(miner(models, lambda _, ids: ids[-1] % 2))
     assert torch.equal(alone.is_important, together.is_important) and torch.equal(alone.prompt_idx, together.prompt_idx)
     torch.testing.assert_close(alone.features, together.features)
 
@@ -99,7 +99,7 @@ def test_prompts_that_wait_for_others_have_the_same_mismatches(
 def test_mining_that_runs_out_of_time_keeps_the_mismatches_that_were_tried(
     models: tuple[RowRunner, RowRunner], num_passes: int
 ) -> None:
-    one = miner(models, lambda ids: ids[-1] % 2)
+    one = miner(models, lambda _, ids: ids[-1] % 2)
     whole = {found.prompt_idx: found for found in one.mine(list(enumerate(PROMPTS)))}
     passes = iter(range(num_passes))
     part = list(one.mine(list(enumerate(PROMPTS)), lambda: next(passes, None) is None))
@@ -111,7 +111,7 @@ def test_mining_that_runs_out_of_time_keeps_the_mismatches_that_were_tried(
 
 
 def test_nothing_is_important_if_all_answers_are_the_same(models: tuple[RowRunner, RowRunner]) -> None:
-    mined = mine(miner(models, lambda _: None))
+    mined = mine(miner(models, lambda _, ids: None))
     assert len(mined) and not mined.is_important.any()
     with pytest.raises(PromptError, match=r"0 of .* mismatches changed the answer, and a judge needs 5 that do"):
         train_judge(mined, PairFacts.of(models[0], "draft"))
