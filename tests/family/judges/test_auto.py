@@ -18,7 +18,7 @@ from card.family.judges.auto import AUTO_WISH, AutoJudge, PairFacts
 from card.family.judges.choosing import verifier_of
 from card.family.judges.mining import Miner, Mismatches
 from card.family.judges.train_judge import train_judge
-from card.family.learning.regression import area_under_roc, fit_ridge
+from card.family.learning.regression import area_range, area_under_roc, fit_ridge
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
@@ -152,6 +152,18 @@ def test_a_fit_of_fewer_examples_than_inputs_has_no_slope_left_either() -> None:
 def test_the_area_under_the_curve_counts_pairs_in_the_right_order() -> None:
     labels = torch.tensor([True, False, True, False])
     assert area_under_roc(torch.tensor([3.0, 2.0, 1.0, 1.0]), labels) == 0.625
+
+
+def test_the_range_of_the_area_holds_it_and_counts_prompts_and_not_copies() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % 2 == 0
+    scores = torch.randn(400, generator=generator) + labels
+    area = area_under_roc(scores, labels)
+    low, high = area_range(scores, labels, torch.arange(400) // 2)
+    assert low < area < high and 0.05 < high - low < 0.15
+    assert area_range(scores, labels, torch.arange(400) // 2) == (low, high)
+    alike = area_range(scores.repeat(4), labels.repeat(4), torch.arange(1600) % 400)
+    assert alike[1] - alike[0] == pytest.approx(high - low, rel=0.3), "copies of an example tell nothing new"
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
+
 from card.cli.parts.command import command
 from card.cli.parts.options import counted, option_of
-from card.cli.parts.sections import option
 from card.cli.parts.starting import run
 from card.config import EngineSettings
 from card.family.learning.options import dtype_option, training_options
@@ -14,7 +15,7 @@ from card.family.learning.options import dtype_option, training_options
 
 @command("judge", short_help="Train AutoJudge for --judge.")
 @training_options
-@option("--run-tests", section="Output", is_flag=True, help="Answers are programs.")
+@click.option("--run-tests", is_flag=True, help="Answers are programs.")
 @counted("--max-seconds", words="Seconds of mining.")
 @dtype_option("float32", "auto: as stored.")
 @option_of(EngineSettings, "device", is_filled=True)
