@@ -13,9 +13,13 @@ import ctypes
 import json
 import os
 import platform
-import resource
 import struct
 import sys
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 CPU_SECONDS = 5  # of all tests together
 _MEMORY_BYTES = 1 << 30  # of addresses
@@ -77,6 +81,8 @@ class _Nowhere:
 
 def main() -> int:
     """Run the tests of the input. Returns the exit status."""
+    if resource is None:
+        return 1
     program, tests = json.load(sys.stdin)
     for name in _MODULES:
         __import__(name)
