@@ -25,7 +25,7 @@ _WALL_SECONDS = 20 * fence.CPU_SECONDS  # the limit of processor time comes firs
 
 @dataclass(frozen=True, slots=True)
 class ProgramTask:
-    """What a program is asked for, and what tests it."""
+    """A task for a program, and its tests."""
 
     question: str
     tests: tuple[str, ...]  # each is run after the program, in its names
