@@ -239,8 +239,8 @@ class TableModel:
         if (reads := extension.reads) is not None:
             if reads.since > num_held or reads.rows.max(initial=-1) >= reads.since or reads.rows.shape[:2] != (1, 1):
                 raise ModelError(f"rows {reads.rows.tolist()} below {reads.since} of {num_held} cannot be read")
-            if [*held.parents, *extension.parents] != list(range(-1, num_held + num_new - 1)):
-                raise ModelError("chosen rows are read in chains only")
+            if held.parents != list(range(-1, num_held - 1)) or min(extension.parents) < num_held - 1:
+                raise ModelError("chosen rows are read by tokens below the last of a chain only")
         positions: list[int] = []
         for row, (token_id, parent) in enumerate(zip(extension.token_ids, extension.parents, strict=True), num_held):
             if not 0 <= token_id < self.vocab_size:

@@ -1,8 +1,9 @@
 """What does a target that drafts for itself read in long contexts, alone and in batches? Bytes and counts.
 
 A prompt is worked problems in GSM8K's form, as many as fit, and a question; no chat template. Each line has the counts
-of some requests at once. With several at once a line holds what that batch did; `--table` also computes batches from a
-line of one request, since acceptance is the same: all passes read the weights once, and each request its own KV rows.
+of some requests at once, and the seconds in which they decode together, which tell something on a quiet machine alone.
+With several at once a line holds what that batch did; `--table` also computes batches from a line of one request, since
+acceptance is the same: all passes read the weights once, and each request its own KV rows.
 
     python benchmarks/family/long_contexts.py --target qwen-0.5b.gguf --problems gsm8k_train.jsonl \
         --lengths 4096,16384 --at-once 1,4,16 --out long_contexts.jsonl
@@ -35,7 +36,14 @@ COUNTS = (
     *("num_prompt_tokens", "num_new_tokens", "target_passes", "self_draft_passes", "verified_tokens"),
     *("accepted_tokens", "lenient_tokens", "draft_kv_bytes", "verify_kv_bytes"),
 )
-COLUMNS = ("context", "method", "accepted", "tokens a full pass", *(f"{batch} at once" for batch in BATCHES))
+COLUMNS = (
+    "target, context",
+    "method",
+    "accepted",
+    "tokens a full pass",
+    *(f"{batch} at once" for batch in BATCHES),
+    "tokens/s",
+)
 
 
 def weight_bytes(path: Path) -> int:
@@ -91,6 +99,7 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         **facts,
                         "at_once": count,
                         **counted,
+                        "decode_s": round(max(one.stats.decode_s for one in outputs), 2),
                         "cpu_s": round(time.process_time() - started, 1),
                         **describe_run(),
                     }
@@ -116,18 +125,26 @@ def megabytes_a_token(line: dict[str, Any], batch: int) -> tuple[float, float]:
 
 
 def rows_of(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return the cells of the table, plain decoding's first for each context."""
+    """Return the cells of the table, plain decoding's first for each target and context."""
     rows: list[list[str]] = []
     for line in (one for one in lines if one["at_once"] == 1):
-        context = f"{line['length']:,}"
+        context = f"{Path(line['target']).stem}, {line['length']:,}"
         pairs = [megabytes_a_token(line, batch) for batch in BATCHES]
         if not rows or rows[-1][0] != context:
-            rows.append([context, "plain", "–", "1.00", *(f"{plain:.0f} MB" for _, plain in pairs)])
+            rows.append([context, "plain", "–", "1.00", *(f"{plain:.0f} MB" for _, plain in pairs), "–"])
         accepted = f"{line['accepted_tokens'] / max(line['verified_tokens'], 1):.0%}".replace("%", " %")
         a_pass = f"{(line['num_new_tokens'] - 1) / line['target_passes']:.2f}"
         cells = [f"{own:.0f} MB, {plain / own:.2f}" for own, plain in pairs]
-        rows.append([context, f"`{line['method']}`", accepted, a_pass, *cells])
+        rows.append([context, f"`{line['method']}`", accepted, a_pass, *cells, _speeds(line, lines)])
     return rows
+
+
+def _speeds(line: dict[str, Any], lines: Sequence[dict[str, Any]]) -> str:
+    """Return the tokens a second of each measured number of requests at once, all together; – without seconds."""
+    alike = [one for one in lines if all(one[name] == line[name] for name in ("target", "length", "method"))]
+    timed = sorted((one for one in alike if "decode_s" in one), key=lambda one: one["at_once"])
+    speeds = [(one["num_new_tokens"] - one["at_once"]) / one["decode_s"] for one in timed]
+    return ", ".join(f"{speed:.1f}" for speed in speeds) or "–"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,11 +3,13 @@
 Servers differ in compute and in bandwidth, by factors to either side of a middle; places are small or large; devices
 stay, or walk while they decode. Token ids are sent, shares are equal. Each cell is planned for a few drawn places and
 run on virtual clocks. What counts is what matching saves on the best of the other associations, place by place. A
-search takes minutes. Places of `card plan --edge-place` are then run on seeds that the search has not seen. Nothing
+search takes minutes. With --batched servers verify for all their devices in one pass (`edge_batches.py`), instead of
+dividing their compute. Places of `card plan --edge-place` are then run on seeds that the search has not seen. Nothing
 depends on the machine.
 
 python benchmarks/planner/edge_places.py --search
 python benchmarks/planner/edge_places.py --out benchmarks/results/edge_places.jsonl
+python benchmarks/planner/edge_places.py --batched --walk 0,100 --out benchmarks/results/edge_batched.jsonl
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 import click
 import numpy as np
+from edge_batches import batched_plain_seconds, batched_seconds, shortest_pass
 from msgspec.structs import replace
 from options import append_lines, describe_run
 from rich.console import Console
@@ -32,14 +35,14 @@ from rich.table import Table
 from card.tools.planner.edge.association import POLICIES, associate
 from card.tools.planner.edge.costs import OVERLAPS, EdgeCosts, Overlap, edge_costs
 from card.tools.planner.edge.scenario import PLACES, Devices, Scenario, ServerSpread, draw_scenario, snr, spread_out
-from card.tools.planner.edge.study import all_shares, half_range, judge_shares, plain_seconds
+from card.tools.planner.edge.study import NUM_TOKENS, all_shares, half_range, judge_shares, plain_seconds
 from card.tools.planner.edge.terms import terms_of
 from card.tools.planner.profile import Profile, load_profile
 
 BANDWIDTHS = ((10e6, 1.0), (1e6, 4.0), (180e3, 4.0), (50e3, 4.0))  # middle in Hz, and the factor
 SLOTS = 3  # times at which walking devices are planned for
 FIRST_FRESH_SEED = 100  # the search has seen those from 0 on
-HELD = "matching, held"
+HELD, SHORTEST = "matching, held", "shortest-pass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,9 @@ def all_in_reach(scenario: Scenario) -> Scenario:
     return replace(scenario, least_snr_db=min(scenario.least_snr_db, float(best_db.min())))
 
 
-def seconds_of(cell: Cell, profiles: tuple[Profile, Profile], count: int, seed: int) -> dict[str, float]:
+def seconds_of(
+    cell: Cell, profiles: tuple[Profile, Profile], count: int, seed: int, *, is_batched: bool = False
+) -> dict[str, float]:
     """Return seconds a token in one drawn place, for each association and for the servers alone."""
     begun = draw_scenario(count, seed=seed)
     begun = begun if cell.spread is None else spread_out(begun, cell.spread)
@@ -91,10 +96,17 @@ def seconds_of(cell: Cell, profiles: tuple[Profile, Profile], count: int, seed: 
         terms = terms_of(costs)
         chosen = {policy: associate(costs, terms, policy, seed=seed) for policy in POLICIES}
         held = chosen["matching"] if held is None else _still_in_reach(costs, held)
-        for name, servers in {**chosen, HELD: held}.items():
-            judged = judge_shares(costs, servers, *all_shares(terms, servers, "equal"))
-            found.setdefault(name, []).append(judged[0])
-        found.setdefault("no drafters", []).append(plain_seconds(costs, terms))
+        chosen[HELD] = held
+        if is_batched:
+            chosen[SHORTEST] = shortest_pass(costs, profiles[0])
+            judged = {name: batched_seconds(costs, one, profiles[0], NUM_TOKENS) for name, one in chosen.items()}
+            judged["no drafters"] = batched_plain_seconds(costs, chosen[SHORTEST], profiles[0])
+        else:
+            shared = ((name, one, all_shares(terms, one, "equal")) for name, one in chosen.items())
+            judged = {name: judge_shares(costs, one, *shares)[0] for name, one, shares in shared}
+            judged["no drafters"] = plain_seconds(costs, terms)
+        for name, seconds in judged.items():
+            found.setdefault(name, []).append(seconds)
     return {name: fmean(times) for name, times in found.items()}
 
 
@@ -107,7 +119,8 @@ def _still_in_reach(costs: EdgeCosts, servers: Devices) -> Devices:
 def line_of(cell: Cell, places: list[dict[str, float]]) -> dict[str, Any]:
     """Return the means of a cell, and what matching saves on the best of the others with its 95 % range."""
     means = {name: fmean(place[name] for place in places) for name in places[0]}
-    best = min((policy for policy in POLICIES if policy != "matching"), key=lambda policy: means[policy])
+    others = [*(policy for policy in POLICIES if policy != "matching"), *([SHORTEST] if SHORTEST in means else [])]
+    best = min(others, key=lambda policy: means[policy])
     saved = [1.0 - place["matching"] / place[best] for place in places]
     return {
         "overlap": cell.overlap,
@@ -130,21 +143,39 @@ def surely_saved(line: dict[str, Any]) -> float:
 @click.command()
 @click.option("--devices", default=30, show_default=True, help="Devices of a place.")
 @click.option("--search", is_flag=True, help="Look through all cells instead of the named places.")
+@click.option("--batched", is_flag=True, help="Servers verify for all their devices in one pass.")
+@click.option("--walk", default="0", show_default=True, help="Metres between two times at which is planned.")
 @click.option("--places", default=24, show_default=True, help="Places drawn for each cell; 6 are enough for a search.")
 @click.option("--target", default="llama-3.1-70b-4xh100", show_default=True, help="Profile of the target.")
 @click.option("--draft", default="llama-3.2-1b-h100", show_default=True, help="Profile of the draft model.")
 @click.option("--out", type=Path, help="JSON lines are appended to it.")
-def main(devices: int, search: bool, places: int, target: str, draft: str, out: Path | None) -> None:
+def main(
+    devices: int, search: bool, batched: bool, walk: str, places: int, target: str, draft: str, out: Path | None
+) -> None:
     """Print what matching saves in each cell, the surest saving first."""
     profiles, run = (load_profile(target), load_profile(draft)), describe_run()
-    named = (Cell(overlap, name, spread, 0.0) for name, spread in PLACES.items() for overlap in OVERLAPS)
+    walks = [float(metres) for metres in walk.split(",")]
+    named = (Cell(way, name, spread, metres) for name, spread in PLACES.items() for way in OVERLAPS for metres in walks)
     first = 0 if search else FIRST_FRESH_SEED
     found = []
     for cell in cells() if search else named:
-        line = line_of(cell, [seconds_of(cell, profiles, devices, first + seed) for seed in range(places)])
+        seeds = range(first, first + places)
+        line = line_of(cell, [seconds_of(cell, profiles, devices, seed, is_batched=batched) for seed in seeds])
         print(cell, f"{100 * line['saved_on_best']:.1f} +- {100 * line['saved_range_95']:.1f} %", flush=True)
         if out is not None:
-            append_lines(out, [{"benchmark": "edge_places", "devices": devices, "first_seed": first, **line, **run}])
+            append_lines(
+                out,
+                [
+                    {
+                        "benchmark": "edge_places",
+                        "devices": devices,
+                        "first_seed": first,
+                        "batched": batched,
+                        **line,
+                        **run,
+                    }
+                ],
+            )
         found.append(line)
     table = Table("overlap", "place", "spread", "walk", "best other", "saved", "+-")
     for line in sorted(found, key=surely_saved, reverse=True):

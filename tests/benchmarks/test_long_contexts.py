@@ -7,6 +7,7 @@ import pytest
 from tests.benchmarks.test_results import RESULTS, lines_of, rows_of
 
 LINE = {
+    "target": "a.gguf",
     "length": 100,
     "method": "sparsespec",
     "at_once": 1,
@@ -34,8 +35,17 @@ def test_a_method_without_drafts_of_its_own_reads_all_rows_in_each_of_its_passes
     assert bench["long_contexts"].megabytes_a_token(copied, 1)[0] == pytest.approx(4 * (4.0 + 1.0) / 10)
 
 
+def test_speeds_are_those_of_all_requests_together_where_they_were_timed(bench):
+    timed = {**LINE, "decode_s": 2.0}
+    many = {**timed, "at_once": 4, "num_new_tokens": 44}
+    assert bench["long_contexts"].rows_of([many, timed])[1][-1] == "5.0, 20.0"
+    assert bench["long_contexts"].rows_of([LINE])[1][-1] == "–"
+
+
 def test_the_table_of_long_contexts_is_that_of_its_lines(bench):
-    heading = "| context | method | accepted | tokens a full pass | 1 at once | 4 at once | 16 at once |"
+    heading = (
+        "| target, context | method | accepted | tokens a full pass | 1 at once | 4 at once | 16 at once | tokens/s |"
+    )
     told = rows_of("src/card/family/self_drafting/README.md", heading)
     rows = bench["long_contexts"].rows_of(lines_of(RESULTS / "long_contexts.jsonl"))
     assert told == [[cell.strip(" *`") for cell in row] for row in rows] and len(told) > 3

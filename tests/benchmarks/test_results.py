@@ -199,6 +199,21 @@ def test_the_table_of_places_is_that_of_its_lines() -> None:
     assert rows_of(EDGE, heading) == told
 
 
+def test_the_table_of_batches_at_the_edge_is_that_of_its_lines() -> None:
+    names = ("no drafters", "random", "best-signal", "most-compute", "matching", "matching, held", "shortest-pass")
+    told = [
+        [
+            line["overlap"].upper(),
+            line["place"],
+            f"{line['walk_m']:.0f} m",
+            *(f"{line['ms_a_token'][name]:.1f}" for name in names),
+        ]
+        for line in lines_of(RESULTS / "edge_batched.jsonl")
+    ]
+    names_shown = "alone | `random` | `best-signal` | `most-compute` | `matching` | held | `shortest-pass`"
+    assert rows_of(EDGE, f"| overlap | place | walk | {names_shown} |") == told
+
+
 def test_the_table_of_heads_is_that_of_its_lines() -> None:
     losses = {"CTC": "ctc", "cross-entropy": "cross-entropy"}
     lines = {(line["loss"], line["candidates"]): line for line in lines_of(RESULTS / "ctc.jsonl")}

@@ -5,25 +5,34 @@ from __future__ import annotations
 import random
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config.selection import SelfDrafting, parse_selection
 from card.engine.phases import Phases
-from card.engine.self_draft import looked_up
+from card.engine.self_draft import SelfDraft
 from card.engine.target import TargetWorker
 from card.errors import SettingsError
+from card.tree.nodes import ROOT
 
 
-@given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 6))
-def test_what_is_looked_up_follows_the_latest_earlier_place_of_the_last_tokens(text: list[int], most: int) -> None:
-    expected: list[int] = []
-    for size in (2, 3):  # a longer match comes first
-        for end in range(size, len(text)):
-            if text[end - size : end] == text[len(text) - size :]:
-                expected = text[end : end + most]
-    assert looked_up(text, most) == expected
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.lists(st.integers(0, 3), max_size=4))
+def test_candidates_follow_what_the_text_has_behind_the_end_of_text_and_draft(
+    text: list[int], draft: list[int]
+) -> None:
+    drafts = SelfDraft(SelfDrafting(parse_selection("quest"), num_looked_up=6), 20, text)
+    for token in draft:
+        drafts.take(token, np.zeros(4, np.float32))
+    found, whole = drafts.candidates(99), [*text, *draft]
+    suffixes = [whole[-size:] for size in range(1, len(whole) + 1)]
+    matches = [one for one in suffixes if any(text[i : i + len(one)] == one for i in range(len(text) - len(one)))]
+    longest = max(matches, key=len, default=[])
+    after = {text[i + len(longest)] for i in range(len(text) - len(longest)) if text[i : i + len(longest)] == longest}
+    at_top = {token for token, parent in zip(found.tokens, found.parents, strict=True) if parent == ROOT}
+    assert at_top <= after if longest else not found
+    assert len(found) <= 6
 
 
 def test_phases_keep_the_verifications_of_a_round_near_their_mean() -> None:

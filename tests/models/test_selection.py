@@ -215,7 +215,29 @@ def test_layers_with_a_window_score_nothing(kind: str) -> None:
         runner.attention_scores.of(slots[1])
 
 
-@pytest.mark.parametrize("fault", ["beyond", "tree", "shape", "scored"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_tree_read_the_chosen_rows_as_a_chain_of_their_path_does(kind: str) -> None:
+    runner, held, since = make_runner(kind), 40, 37
+    reads = some_rows(runner, since, 7, seed=1)
+    slot = runner.open()
+    runner.forward([chain(slot, TEXT[:held], 0)])
+    parents = [
+        held - 1,
+        held,
+        held + 1,
+        held + 1,
+        held,
+        held + 4,
+    ]  # below the first row two branches, one of which forks
+    tokens = TEXT[3 : 3 + len(parents)]
+    tree = runner.forward([Extension(slot, tokens, parents, reads=reads)])[0].copy()
+    for path in ([0, 1, 2], [0, 1, 3], [0, 4, 5]):
+        runner.keep(slot, held)
+        alone = runner.forward([chain(slot, [tokens[idx] for idx in path], held, reads=reads)])[0]
+        np.testing.assert_allclose(tree[path], alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fault", ["beyond", "older", "shape", "scored"])
 def test_a_selection_that_does_not_fit_is_refused_and_changes_nothing(fault: str) -> None:
     runner = make_runner("llama")
     slot = runner.open()
@@ -223,7 +245,7 @@ def test_a_selection_that_does_not_fit_is_refused_and_changes_nothing(fault: str
     reads = some_rows(runner, 21 if fault == "beyond" else 12, 5, seed=1)
     if fault == "shape":
         reads = ChosenRows(reads.rows[:1], reads.since)
-    parents = [19, 19] if fault == "tree" else [19, 20]
+    parents = [19, 18] if fault == "older" else [19, 20]
     scores = "logits" if fault == "scored" else None
     with pytest.raises(ModelError, match="were chosen to be read"):
         runner.forward([Extension(slot, [1, 2], parents, reads=reads, scores=scores)])

@@ -2,22 +2,22 @@
 
 A drafting pass reads the chosen rows of each layer and KV head and the newest rows. The verification drops the rows
 written by drafting and runs the same tokens over all rows, so drafting leaves no trace in the KV cache. Its attention
-scores choose the rows for the next drafts. A drafting pass may itself verify candidates found earlier in the text, and
-so draft several tokens. Sources: SparseSpec, arXiv:2512.01278; Vegas, arXiv:2602.07223; SpecPV, arXiv:2512.02337.
+scores choose the rows for the next drafts. A drafting pass may itself verify a tree of what followed the same tokens
+earlier in the text, and so draft several tokens. Sources: SparseSpec, arXiv:2512.01278; Vegas, arXiv:2602.07223;
+SpecPV, arXiv:2512.02337.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from card.config.selection import ScoreKind, SelfDrafting
 from card.drafting.local.protocol import Observation, WriterSequence
+from card.drafting.local.suffix import SuffixAutomaton, best_first
 from card.models.protocol import Extension
 from card.models.rows.selection import ChosenRows, choose_blocks, choose_rows
 from card.tree.logits import FloatArray, log_softmax
-from card.tree.nodes import Nodes
+from card.tree.nodes import NO_NODES, ROOT, Nodes
 
 SELF = "self"  # writer name of a self-drafting model
 _LEAST_LOGPROB = -100.0  # floor for a drafted token
@@ -26,13 +26,15 @@ _LEAST_LOGPROB = -100.0  # floor for a drafted token
 class SelfDraft(WriterSequence):
     """One request's own draft since its last verification."""
 
-    def __init__(self, settings: SelfDrafting, length: int) -> None:
+    def __init__(self, settings: SelfDrafting, length: int, prompt_ids: Sequence[int]) -> None:
         """Begin with an empty draft; at most ``length`` tokens are drafted between two verifications."""
         self._rule, self._length = settings.rule, length
         self._num_looked_up = settings.num_looked_up
         self._reads: ChosenRows | None = None  # None: no drafting before the next verification
         self._path_logprobs: list[float] = []
         self.token_ids: list[int] = []
+        self._text = SuffixAutomaton()  # of what is committed; empty if no candidates are wanted
+        self._extend(prompt_ids)
 
     @property
     def has_phases(self) -> bool:
@@ -46,6 +48,7 @@ class SelfDraft(WriterSequence):
     def observe(self, seen: Observation) -> None:
         """Drop the draft: it was verified, or its text has changed."""
         self.forget()
+        self._extend(seen.new_ids)
 
     def close(self) -> None:
         """Do nothing: the rows belong to the request's sequence."""
@@ -79,16 +82,22 @@ class SelfDraft(WriterSequence):
             rows = choose_rows(scores, max(0, num_read - num_newest))
         self._reads = ChosenRows(rows, since)
 
-    def candidates(self, token_ids: Sequence[int], deepest: int) -> list[int]:
-        """Return candidates for the next drafting pass: what followed the text's last tokens earlier in it."""
+    def candidates(self, deepest: int) -> Nodes:
+        """Return candidates for the next drafting pass: what followed the longest earlier match of text and draft."""
         room = min(self._num_looked_up, min(self._length, deepest) - len(self.token_ids) - 1)
-        return looked_up([*token_ids, *self.token_ids], room) if room > 0 else []
+        if room < 1:
+            return NO_NODES
+        match = self._text.longest_repeated_suffix()
+        for token in self.token_ids:
+            match = self._text.after(match, token)
+        return best_first(match, self._text.followers, room)
 
-    def extension(self, slot: int, last_id: int, num_rows: int, candidates: Sequence[int]) -> Extension:
+    def extension(self, slot: int, last_id: int, num_rows: int, candidates: Nodes) -> Extension:
         """Return the next drafting pass over a text of ``num_rows`` rows, whose last token has none yet."""
-        new_ids = [self.token_ids[-1] if self.token_ids else last_id, *candidates]
-        first = num_rows + len(self.token_ids)
-        return Extension(slot, new_ids, range(first - 1, first - 1 + len(new_ids)), reads=self._reads)
+        root = num_rows + len(self.token_ids)
+        token_ids = [self.token_ids[-1] if self.token_ids else last_id, *candidates.tokens]
+        parents = [root - 1, *(root if parent == ROOT else root + 1 + parent for parent in candidates.parents)]
+        return Extension(slot, token_ids, parents, reads=self._reads)
 
     def take(self, token_id: int, logits: FloatArray) -> None:
         """Add a token to the draft, chosen by ``logits`` [V]."""
@@ -97,18 +106,7 @@ class SelfDraft(WriterSequence):
         self.token_ids.append(token_id)
         self._path_logprobs.append(above + min(0.0, max(logprob, _LEAST_LOGPROB)))
 
-
-def looked_up(token_ids: Sequence[int], most: int) -> list[int]:
-    """Return up to ``most`` tokens that followed the latest earlier occurrence of the last 3 tokens, or else of 2."""
-    text = np.asarray(token_ids)
-    for size in (3, 2):
-        if len(text) <= size:
-            continue
-        found = np.ones(len(text) - size, np.bool_)
-        for i in range(size):
-            found &= text[i : len(text) - size + i] == text[len(text) - size + i]
-        places = found.nonzero()[0]
-        if len(places):
-            start = int(places[-1]) + size
-            return [int(token) for token in text[start : start + most]]
-    return []
+    def _extend(self, token_ids: Sequence[int]) -> None:
+        if self._num_looked_up:
+            for token in token_ids:
+                self._text.extend(token)

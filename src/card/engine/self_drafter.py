@@ -28,7 +28,7 @@ class SelfDrafter:
         """Return the draft of a new request; None if it wants no speculation."""
         if not request.params.speculates:
             return None
-        return SelfDraft(self._settings, request.draft.num_speculative_tokens)
+        return SelfDraft(self._settings, request.draft.num_speculative_tokens, request.prompt_ids)
 
     def count_reads(self, passes: Iterable[Pass | DraftPass]) -> None:
         """Count the bytes of KV read by decoding passes; call it before their results are committed."""

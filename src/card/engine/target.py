@@ -306,7 +306,7 @@ class TargetWorker:
                 if self._self_drafter is not None and one.verdict is not None:
                     self._self_drafter.choose_rows(one)
         for draft in drafting:
-            self.model.keep(draft.sequence.slot, draft.num_rows)
+            self.model.keep(draft.sequence.slot, *draft.kept_rows())
             draft.sequence.stats.target_busy_s += result.busy_s
         return result
 

@@ -140,14 +140,15 @@ class DraftPass:
     sequence: Sequence
     draft: SelfDraft
     extension: Extension
-    candidates: list[int]
+    candidates: Nodes
+    accepted: list[int] = field(default_factory=list)  # candidates whose rows stay, from the top down
 
     @classmethod
     def of(cls, work: Work) -> DraftPass:
         """Run the newest token, drafted or not, and its candidates, over the chosen rows."""
         sequence, draft = work.sequence, work.sequence.self_draft
         assert draft is not None, "the request does not draft for itself"
-        candidates = draft.candidates(sequence.token_ids, sequence.deepest)
+        candidates = draft.candidates(sequence.deepest)
         extension = draft.extension(sequence.slot, sequence.token_ids[-1], sequence.num_rows, candidates)
         return cls(sequence, draft, extension, candidates)
 
@@ -157,21 +158,27 @@ class DraftPass:
         Raises: TargetError if the caller's logits processor fails; ModelError for logits that are not numbers.
         """
         sequence, drafted, masks = self.sequence, self.draft.token_ids, self.sequence.masks
-        array = as_array(logits)
-        for idx, candidate in enumerate([*self.candidates, None]):
-            row = array[idx : idx + 1]
-            if masks is not None and not masks.has_now(tuple(drafted), MASK_WAIT_S):
-                break
+        array, node = as_array(logits), ROOT
+        below = {edge: i for i, edge in enumerate(zip(self.candidates.parents, self.candidates.tokens, strict=True))}
+        while masks is None or masks.has_now(tuple(drafted), MASK_WAIT_S):
+            row = array[node + 1 : node + 2]
             shaped = _shaped(sequence, [tuple(drafted)], row)
             (token_id,) = sequence.sampler.choose(shaped, [len(sequence.token_ids) + len(drafted)])
             self.draft.take(token_id, row[0])
-            if token_id != candidate or token_id in sequence.request.end_ids:
+            if node != ROOT:
+                self.accepted.append(node)
+            child = below.get((node, token_id))
+            if child is None or token_id in sequence.request.end_ids:
                 break
+            node = child
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that stay: those of the text and of the draft, except that of the newest token."""
-        return self.sequence.num_rows + len(self.draft.token_ids)
+    def kept_rows(self) -> tuple[int, list[int]]:
+        """Return how many first rows stay, and which ones behind them; the newest token has none.
+
+        These are the rows of the text and of the draft.
+        """
+        num_rows = self.sequence.num_rows + len(self.draft.token_ids) - len(self.accepted)
+        return num_rows, [num_rows + idx for idx in self.accepted]
 
 
 def _shaped(sequence: Sequence, paths: list[tuple[int, ...]], logits: Logits) -> Logits:

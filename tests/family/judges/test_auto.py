@@ -18,7 +18,7 @@ from card.family.judges.auto import AUTO_WISH, AutoJudge, PairFacts
 from card.family.judges.choosing import verifier_of
 from card.family.judges.mining import Miner, Mismatches
 from card.family.judges.train_judge import train_judge
-from card.family.learning.regression import area_under_roc, fit_ridge
+from card.family.learning.regression import area_range, area_under_roc, fit_ridge
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
@@ -40,7 +40,7 @@ def models() -> tuple[RowRunner, RowRunner]:
     return runner(3), runner(3, noise=0.15)
 
 
-def miner(models: tuple[RowRunner, RowRunner], answer_of: Callable[[Sequence[int]], object]) -> Miner:
+def miner(models: tuple[RowRunner, RowRunner], answer_of: Callable[[int, Sequence[int]], object]) -> Miner:
     return Miner(*models, answer_of=answer_of, max_tokens=12, end_ids=frozenset({0}))
 
 
@@ -67,7 +67,7 @@ def test_mining_labels_each_mismatch_by_the_answer_that_follows_from_it(
     models: tuple[RowRunner, RowRunner],
 ) -> None:
     target, draft = models
-    mined = mine(miner(models, lambda ids: ids[-1] % 2))
+    mined = mine(miner(models, lambda _, ids: ids[-1] % 2))
     expected = []
     for idx, prompt in enumerate(PROMPTS):  # the same, slowly: every text is written from its beginning
         text, place = greedy(target, prompt, 12), len(prompt)
@@ -88,9 +88,9 @@ def test_mining_labels_each_mismatch_by_the_answer_that_follows_from_it(
 def test_prompts_that_wait_for_others_have_the_same_mismatches(
     models: tuple[RowRunner, RowRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together = mine(miner(models, lambda ids: ids[-1] % 2))
+    together = mine(miner(models, lambda _, ids: ids[-1] % 2))
     monkeypatch.setattr(mining, "AT_ONCE", 1)
-    alone = mine(miner(models, lambda ids: ids[-1] % 2))
+    alone = mine(miner(models, lambda _, ids: ids[-1] % 2))
     assert torch.equal(alone.is_important, together.is_important) and torch.equal(alone.prompt_idx, together.prompt_idx)
     torch.testing.assert_close(alone.features, together.features)
 
@@ -99,7 +99,7 @@ def test_prompts_that_wait_for_others_have_the_same_mismatches(
 def test_mining_that_runs_out_of_time_keeps_the_mismatches_that_were_tried(
     models: tuple[RowRunner, RowRunner], num_passes: int
 ) -> None:
-    one = miner(models, lambda ids: ids[-1] % 2)
+    one = miner(models, lambda _, ids: ids[-1] % 2)
     whole = {found.prompt_idx: found for found in one.mine(list(enumerate(PROMPTS)))}
     passes = iter(range(num_passes))
     part = list(one.mine(list(enumerate(PROMPTS)), lambda: next(passes, None) is None))
@@ -111,7 +111,7 @@ def test_mining_that_runs_out_of_time_keeps_the_mismatches_that_were_tried(
 
 
 def test_nothing_is_important_if_all_answers_are_the_same(models: tuple[RowRunner, RowRunner]) -> None:
-    mined = mine(miner(models, lambda _: None))
+    mined = mine(miner(models, lambda _, ids: None))
     assert len(mined) and not mined.is_important.any()
     with pytest.raises(PromptError, match=r"0 of .* mismatches changed the answer, and a judge needs 5 that do"):
         train_judge(mined, PairFacts.of(models[0], "draft"))
@@ -152,6 +152,18 @@ def test_a_fit_of_fewer_examples_than_inputs_has_no_slope_left_either() -> None:
 def test_the_area_under_the_curve_counts_pairs_in_the_right_order() -> None:
     labels = torch.tensor([True, False, True, False])
     assert area_under_roc(torch.tensor([3.0, 2.0, 1.0, 1.0]), labels) == 0.625
+
+
+def test_the_range_of_the_area_holds_it_and_counts_prompts_and_not_copies() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % 2 == 0
+    scores = torch.randn(400, generator=generator) + labels
+    area = area_under_roc(scores, labels)
+    low, high = area_range(scores, labels, torch.arange(400) // 2)
+    assert low < area < high and 0.05 < high - low < 0.15
+    assert area_range(scores, labels, torch.arange(400) // 2) == (low, high)
+    alike = area_range(scores.repeat(4), labels.repeat(4), torch.arange(1600) % 400)
+    assert alike[1] - alike[0] == pytest.approx(high - low, rel=0.3), "copies of an example tell nothing new"
 
 
 @pytest.fixture(scope="module")

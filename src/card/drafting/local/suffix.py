@@ -124,6 +124,16 @@ class SuffixAutomaton:
         state = max(0, self._links[self._last])
         return state, self._lengths[state]
 
+    def after(self, match: tuple[int, int], token: int) -> tuple[int, int]:
+        """Return the longest match that ends with this token behind a match; the text stays as it is."""
+        state, length = match
+        while token not in self._edges[state]:
+            state = self._links[state]
+            if state < 0:
+                return 0, 0
+            length = self._lengths[state]
+        return self._edges[state][token], length + 1
+
     def followers(self, match: tuple[int, int], min_chance: float) -> list[tuple[int, float, tuple[int, int]]]:
         """Return the followers of a match, latest first, for `best_first`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,35 @@ import torch
 from rich.progress import Progress
 
 from card.cli.parts.tables import progress_bar
+from card.errors import SettingsError
 from card.family.judges.auto import PairFacts
 from card.family.judges.knobs import JUDGE
 from card.family.judges.mining import Mined, Miner, Mismatches
+from card.family.judges.programs import check_fence, read_tasks
 from card.family.judges.train_judge import RECALL, train_judge
 from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
 from card.text.answers import final_number
 from card.text.kept_lines import KeptLines, key_of
 
 
-def run(*, prompts: Path | None, max_prompts: int | None, max_seconds: int | None, out: Path, **options: Any) -> None:
+def run(
+    *,
+    prompts: Path | None,
+    run_tests: bool,
+    max_prompts: int | None,
+    max_seconds: int | None,
+    out: Path,
+    **options: Any,
+) -> None:
     """Run `card train judge`. Raises: CardError of any kind."""
     JUDGE.check_file(out)
     check_out(out)
-    questions = questions_in(prompts, max_prompts)
+    questions, result_of, result = _asked(prompts, run_tests, max_prompts)
     pair = load_training_pair(options)
     miner = Miner(
         pair.runner,
         pair.draft,
-        answer_of=lambda token_ids: final_number(str(pair.tokenizer.decode(list(token_ids)))),
+        answer_of=lambda idx, token_ids: result_of(idx, str(pair.tokenizer.decode(list(token_ids)))),
         max_tokens=options["max_tokens"],
         end_ids=pair.end_ids,
     )
@@ -49,10 +59,27 @@ def run(*, prompts: Path | None, max_prompts: int | None, max_seconds: int | Non
         kept.delete()
     say(
         f"{trained.num_important:,} of {trained.num_mismatches:,} mismatches in {len(mined):,} of {len(prompt_ids):,}"
-        " prompts changed the final number. On prompts that it had not learnt from the judge tells them apart with an"
-        f" area under the ROC curve of {trained.area:.2f}; 0.5 is chance. A knob of {trained.judge.usual:.3g} keeps out"
-        f" {RECALL:.0%} of the important ones, and tolerates {trained.kept_share:.0%} of the others. Written to {out}"
+        f" prompts changed {result}. On prompts that it had not learnt from the judge tells them apart with an"
+        f" area under the ROC curve of {trained.area:.2f} ({trained.area_range[0]:.2f} to {trained.area_range[1]:.2f});"
+        f" 0.5 is chance. A knob of {trained.judge.usual:.3g} keeps out {RECALL:.0%} of the important ones, and"
+        f" tolerates {trained.kept_share:.0%} of the others. Written to {out}"
     )
+
+
+def _asked(
+    prompts: Path | None, run_tests: bool, most: int | None
+) -> tuple[Sequence[str], Callable[[int, str], Hashable], str]:
+    """Return the questions, what makes the result of an answer to one of them, and the result's name.
+
+    Raises: CardError for a file that cannot be read, or programs that cannot be fenced.
+    """
+    if not run_tests:
+        return questions_in(prompts, most), lambda _, answer: final_number(answer), "the final number"
+    if prompts is None:
+        raise SettingsError("--run-tests needs --prompts, a file of tasks in the form of MBPP or HumanEval")
+    tasks = read_tasks(prompts)[:most]
+    check_fence()
+    return [task.question for task in tasks], lambda idx, answer: tasks[idx].outcome(answer), "which tests pass"
 
 
 def _mine(

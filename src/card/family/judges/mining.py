@@ -94,14 +94,15 @@ class Miner:
         target: RowRunner,
         draft: RowRunner,
         *,
-        answer_of: Callable[[Sequence[int]], Hashable],
+        answer_of: Callable[[int, Sequence[int]], Hashable],
         max_tokens: int,
         end_ids: frozenset[int],
     ) -> None:
         """Use both models; the target keeps its last hidden states from now on.
 
         Args:
-            answer_of: returns the result of an answer from its tokens; answers with equal results are the same.
+            answer_of: returns the result of an answer from its prompt's index and its tokens; answers with equal
+                results are the same.
             max_tokens: new tokens after which a text is cut off.
         """
         target.features.wish([AUTO_WISH])
@@ -172,7 +173,7 @@ class Miner:
     def _label(self, one: _Question) -> None:
         """Process a finished text: the first answer, or the outcome of a mismatch."""
         written = one.written
-        answer = self._answer_of(written.token_ids[one.num_prompt :])
+        answer = self._answer_of(one.prompt_idx, written.token_ids[one.num_prompt :])
         if one.text is None:
             one.text, one.answer = written, answer
             return

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from card.errors import PromptError
 from card.family.judges.auto import AutoJudge, PairFacts
 from card.family.judges.mining import Mismatches
-from card.family.learning.regression import cross_validate, fit_ridge
+from card.family.learning.regression import area_range, cross_validate, fit_ridge
 from card.theirs.transformers.arrays import as_array
 
 LEAST_OF_A_KIND = 5  # important and unimportant mismatches
@@ -26,6 +26,7 @@ class TrainedJudge:
     num_mismatches: int
     num_important: int
     area: float  # under the ROC curve: 0.5 is chance, 1 is perfect
+    area_range: tuple[float, float]  # its 95 % interval over prompts
     kept_share: float  # of the unimportant mismatches that the default knob tolerates
     ridge: float
 
@@ -35,6 +36,7 @@ class TrainedJudge:
             "num_mismatches": str(self.num_mismatches),
             "num_important": str(self.num_important),
             "area_under_roc": f"{self.area:.4f}",
+            "area_range": "{:.4f} {:.4f}".format(*self.area_range),
             "kept_share": f"{self.kept_share:.4f}",
             "ridge": f"{self.ridge:g}",
         }
@@ -59,6 +61,7 @@ def train_judge(mined: Mismatches, pair: PairFacts) -> TrainedJudge:
         num_mismatches=len(labels),
         num_important=num_important,
         area=checked.area,
+        area_range=area_range(scores, labels, mined.prompt_idx),
         kept_share=float((scores[~labels].sigmoid() < usual).double().mean()),
         ridge=checked.ridge,
     )

@@ -11,6 +11,7 @@ _NUM_FOLDS = 5
 _RIDGES = tuple(10.0**power for power in range(-2, 5))  # nats for a squared weight of 1, over all examples
 _SMALLEST_STD = 1e-3  # nearly constant inputs are not amplified
 _NEWTON_STEPS = 25
+_NUM_DRAWS = 1000  # of the bootstrap, as usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +75,21 @@ def area_under_roc(scores: Tensor, labels: Tensor) -> float:
     """Return the chance that a positive example has a higher score than a negative one; ties count half."""
     differences = scores[labels][:, None] - scores[~labels][None, :]
     return float(((differences > 0).double() + 0.5 * (differences == 0).double()).mean())
+
+
+def area_range(scores: Tensor, labels: Tensor, group_idx: Tensor) -> tuple[float, float]:
+    """Return a 95 % interval of `area_under_roc`, by drawing groups anew with the seed 0.
+
+    Args:
+        scores: [N].
+        labels: [N] bool; both kinds occur.
+        group_idx: [N] int64; examples of one group are drawn together.
+    """
+    groups = [(group_idx == one).nonzero()[:, 0] for one in set(group_idx.tolist())]
+    random, areas = torch.Generator().manual_seed(0), []
+    for _ in range(_NUM_DRAWS):
+        drawn = torch.cat([groups[i] for i in torch.randint(len(groups), (len(groups),), generator=random).tolist()])
+        if 0 < int(labels[drawn].sum()) < len(drawn):
+            areas.append(area_under_roc(scores[drawn], labels[drawn]))
+    low, high = torch.tensor(areas, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return float(low), float(high)

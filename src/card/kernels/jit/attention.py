@@ -133,10 +133,15 @@ def widen_picked(
     num_vectors, row_bytes = layer.padded_head // LANES, cached_bytes(table, layer)
     stop, num_picked, since = last_seen(table, layer_idx, row), row_table.num_picked, row_table.since
     picked = row_table.picked + 8 * num_picked * (layer.kv_layer * layer.kv_heads + kv_head)
+    prefix, ancestors = row_table.prefix, table.ancestors + 8 * row_table.first_ancestor
     for at in range(position, position + BLOCK):
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
-            slot = load_int(picked + 8 * at) if at < num_picked else since + at - num_picked
+            newer = since + at - num_picked
+            if at < num_picked:
+                slot = load_int(picked + 8 * at)
+            else:
+                slot = newer if newer < prefix else load_int(ancestors + 8 * (newer - prefix))
             widen(cached_row(row_table, cached, slot, row_bytes), table.kv_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)

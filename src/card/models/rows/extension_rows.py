@@ -29,19 +29,18 @@ def require_well_formed(extensions: Sequence[Extension]) -> None:
 
 
 def require_selectable(extension: Extension, tree: RowTree, layout: KVLayout) -> None:
-    """Raise ModelError unless an extension that reads chosen rows is a chain on one, as the rows are."""
+    """Raise ModelError unless an extension that reads chosen rows hangs below the last of a chain, and the rows fit."""
     reads, start = extension.reads, tree.num_rows
     if reads is None:
         return
     layers, heads = len(layout.layers), layout.shape.num_kv_heads
-    is_chain = tree.num_prefix_rows == start and list(extension.parents) == list(
-        range(start - 1, start - 1 + len(extension.parents))
-    )
+    hangs_below = tree.num_prefix_rows == start and min(extension.parents) >= start - 1
     fits = reads.rows.shape[:2] == (layers, heads) and reads.rows.max(initial=-1) < reads.since <= start
-    if not (is_chain and fits and extension.scores is None):
+    if not (hangs_below and fits and extension.scores is None):
         raise ModelError(
             f"slot {extension.slot}: rows {reads.rows.shape} below {reads.since} were chosen to be read; they must"
-            f" be [{layers}, {heads}, N] of the {start} that it holds, in a chain on a chain that keeps no scores"
+            f" be [{layers}, {heads}, N] of the {start} that it holds, by tokens below the last of a chain, and"
+            " no scores may be kept"
         )
 
 

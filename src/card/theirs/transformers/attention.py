@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,7 +14,7 @@ from torch.nn import functional
 from card.config.selection import BLOCK_ROWS, ScoreKind
 from card.models.protocol import Extension
 from card.models.rows.kv_cache import SequenceRows
-from card.models.rows.row_tree import FloatArray, Window, window_size
+from card.models.rows.row_tree import Window, window_size
 from card.theirs.transformers.arrays import as_array
 
 MAX_PACKED_ROWS = 128  # up to this, the query heads of one KV head are rows of one product
@@ -84,10 +83,12 @@ def sequence_pass(
             biases[window], packed[window] = biases[None], packed[None]
             continue
         num_seen = num_read if window is None else tree.num_rows
-        array = tree.bias(start, window) if num_seen == tree.num_rows else _causal_bias(num_new, num_seen)
+        array = tree.bias(start, window)
         if array is None:
             biases[window] = packed[window] = None
             continue
+        if num_seen < tree.num_rows:  # of the rows before the pass, all that are read are seen
+            array = array[:, tree.num_rows - num_seen : tree.num_rows]
         bias = torch.from_numpy(array).to(device=kv.device, dtype=kv.dtype)
         biases[window] = bias[:, None, :num_seen]
         repeated = bias.repeat_interleave(group, 0) if is_packed and group > 1 else bias
@@ -108,15 +109,6 @@ def sequence_pass(
         score_kind=extension.scores,
         score_room=None if extension.scores is None else torch.zeros((len(kv), kv.shape[2], start), device=kv.device),
     )
-
-
-def _causal_bias(num_new: int, num_seen: int) -> FloatArray | None:
-    """Return a bias as `RowTree.bias` for a chain of new rows at the end of the seen rows; None for one row."""
-    if num_new == 1:
-        return None
-    bias = np.zeros((num_new, num_seen), np.float32)
-    bias[:, num_seen - num_new :][np.triu_indices(num_new, 1)] = -np.inf
-    return bias
 
 
 @dataclass(frozen=True, slots=True)

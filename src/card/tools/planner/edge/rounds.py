@@ -16,7 +16,7 @@ from card.tools.planner.edge.costs import EdgeCosts, sender_watts
 from card.tools.planner.edge.scenario import Devices, Floats, Scenario
 from card.tools.planner.virtual_time import VirtualClock
 
-_WINDOWS_AHEAD = 2  # PEARL's unverified windows per device: one in transit, one in verification
+WINDOWS_AHEAD = 2  # PEARL's unverified windows per device: one in transit, one in verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class _Work:
 def run_device(costs: EdgeCosts, device: int, server: int, shares: tuple[float, float], num_tokens: int) -> EdgeRun:
     """Decode ``num_tokens`` and a few more with these shares of the server's bandwidth and compute."""
     place = costs.scenario
-    outcomes = _Outcomes(place.acceptance, place.hit_rate, seed=place.shadowing_seed * 100_003 + device)
-    times = _Times(
+    outcomes = Outcomes(place.acceptance, place.hit_rate, seed=place.shadowing_seed * 100_003 + device)
+    times = Times(
         draft_s=float(costs.draft_s[device]),
         upload_s=float(costs.upload_s[device, server]) / shares[0],
         verify_s=float(costs.verify_s[server]) / shares[1],
@@ -72,17 +72,20 @@ def run_all(costs: EdgeCosts, servers: Devices, bandwidth: Floats, compute: Floa
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class Times:
+    """Seconds of one device with its shares of a server."""
+
     draft_s: float
     upload_s: float
     verify_s: float
     one_way_s: float
 
 
-class _Outcomes:
+class Outcomes:
     """Draws whether the drafter's first choice is right at a place, and if not, whether its tree has the token."""
 
     def __init__(self, acceptance: float, hit_rate: float, seed: int) -> None:
+        """Draw by these chances; the same seed draws the same."""
         self._acceptance, self._hit_rate = acceptance, hit_rate
         self._rng = np.random.default_rng(seed)
         self._drawn: list[float] = []
@@ -105,12 +108,12 @@ class _Outcomes:
         return self._drawn.pop()
 
 
-def _run_windows(times: _Times, outcomes: _Outcomes, window: int, num_tokens: int) -> tuple[float, _Work]:
+def _run_windows(times: Times, outcomes: Outcomes, window: int, num_tokens: int) -> tuple[float, _Work]:
     """Run PEARL: draft, upload and verification of neighbouring windows overlap until one is rejected."""
     device, radio, server, work = VirtualClock(), VirtualClock(), VirtualClock(), _Work()
-    verified: deque[float] = deque(maxlen=_WINDOWS_AHEAD)  # when the device learns their outcome
+    verified: deque[float] = deque(maxlen=WINDOWS_AHEAD)  # when the device learns their outcome
     while work.tokens < num_tokens:
-        if len(verified) == _WINDOWS_AHEAD:
+        if len(verified) == WINDOWS_AHEAD:
             device.now = max(device.now, verified[0])
         device.advance(window * times.draft_s)
         radio.now = max(radio.now, device.now) + window * times.upload_s
@@ -121,17 +124,15 @@ def _run_windows(times: _Times, outcomes: _Outcomes, window: int, num_tokens: in
         known = server.now + times.one_way_s
         verified.append(known)
         if right < window:
-            work.layers += min(
-                _WINDOWS_AHEAD * window, int((known - device.now) / times.draft_s)
-            )  # drafted for nothing
+            work.layers += min(WINDOWS_AHEAD * window, int((known - device.now) / times.draft_s))  # drafted for nothing
             device.now = radio.now = known
             verified.clear()
     return server.now, work
 
 
-def _run_layers(times: _Times, outcomes: _Outcomes, place: Scenario, num_tokens: int) -> tuple[float, _Work]:
+def _run_layers(times: Times, outcomes: Outcomes, place: Scenario, num_tokens: int) -> tuple[float, _Work]:
     """Run CARD: the device drafts layer after layer, and the server verifies what has arrived, back to back."""
-    server, work, tree = VirtualClock(), _Work(), _Tree(times, outcomes, place)
+    server, work, tree = VirtualClock(), _Work(), Tree(times, outcomes, place)
     while work.tokens < num_tokens:
         tree.grow(server.now)
         right = tree.num_right(work.tokens, server.now, place.budget)
@@ -150,10 +151,11 @@ class _TreeLayer:
     is_right: bool  # its first candidate is the target's token
 
 
-class _Tree:
+class Tree:
     """The tree of a device: layers by their position in the text, each sent when it is made."""
 
-    def __init__(self, times: _Times, outcomes: _Outcomes, place: Scenario) -> None:
+    def __init__(self, times: Times, outcomes: Outcomes, place: Scenario) -> None:
+        """Begin with no layer."""
         self._times, self._luck, self._lead, self._kept_share = times, outcomes, place.lead, place.kept_share
         self._device, self._radio = VirtualClock(), VirtualClock()
         self._layers: dict[int, _TreeLayer] = {}
@@ -181,6 +183,11 @@ class _Tree:
             self._radio.now = max(self._radio.now, self._device.now) + self._times.upload_s
             self._layers[self._next] = _TreeLayer(self._radio.now + self._times.one_way_s, self._luck.is_right())
             self._next, self.num_layers = self._next + 1, self.num_layers + 1
+
+    def num_arrived(self, committed: int, now: float, budget: int) -> int:
+        """Return how many of the first ``budget`` layers have arrived."""
+        layers = (self._layers.get(committed + 1 + idx) for idx in range(budget))
+        return sum(1 for layer in layers if layer is not None and layer.arrives <= now)
 
     def num_right(self, committed: int, now: float, budget: int) -> int:
         """Return how many of the first ``budget`` candidates have arrived and are right, before the first wrong one."""
