@@ -22,6 +22,7 @@ from card.models.loading import load_tokenizer
 from tests.commands import run_command
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 from tests.hub import Hub, serving
+from tests.processes import unhurried
 
 PAIR = KNOWN_PAIRS[0]
 TARGET, DRAFT = PAIR.target.repository, PAIR.draft.name
@@ -171,7 +172,7 @@ def test_one_command_chats_with_a_pair_of_the_table(hub: Hub, tmp_path: Path) ->
         text=True,
         check=True,
     )
-    told = done.stderr.splitlines()
+    told = unhurried(done.stderr).splitlines()
     assert told[0].startswith(f"card: {TARGET} brings its draft model, {DRAFT}")
     assert any(line.startswith("card: 4 tokens") or " tokens/s" in line for line in told)
     assert "no draft model" not in done.stderr and done.stdout

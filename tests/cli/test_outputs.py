@@ -13,6 +13,7 @@ import pytest
 from card.cli import main
 from card.cli.parts.files import check_can_write, writing
 from card.errors import SettingsError
+from tests.processes import unhurried
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -137,5 +138,5 @@ def test_an_output_that_is_full_is_one_line(arguments: tuple[str, ...], is_buffe
         )
     assert ran.returncode == 2
     error = "card: error: the output cannot be written: No space left on device; write to another place"
-    told = [line for line in ran.stderr.splitlines() if "is built in and small" not in line]
+    told = [line for line in unhurried(ran.stderr).splitlines() if "is built in and small" not in line]
     assert told == [error]

@@ -75,7 +75,7 @@ def failure(file: Path, cache: str, load: Callable[..., object] = load_decoder) 
     assert len(text) < 600
     assert text.startswith(str(file))
     assert not list(Path(cache).rglob("*.unfinished"))
-    assert not [one for one in entries(cache) if one not in ("v5-facts3", "v5-text4")]
+    assert not [one for one in entries(cache) if one not in ("v6-facts3", "v6-text4")]
     return text.removeprefix(str(file)).strip()
 
 
@@ -292,7 +292,7 @@ def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_p
 def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):
     first = logits(load_decoder(tiny, cache_dir=cache))
     load_tokenizer(tiny, cache_dir=cache)
-    assert entries(cache) == ["v5-facts3", "v5-float16", "v5-text4"]
+    assert entries(cache) == ["v6-facts3", "v6-float16", "v6-text4"]
 
     def refuse(*_: object) -> None:
         raise AssertionError("it was converted again")
@@ -308,7 +308,7 @@ def test_another_file_of_the_same_name_is_converted_anew(folders, tmp_path, cach
     first = logits(load_decoder(file, cache_dir=cache))
     write_gguf(folders("llama, tied"), file)
     assert not torch.equal(logits(load_decoder(file, cache_dir=cache)), first)
-    assert entries(cache) == ["v5-facts3", "v5-facts3", "v5-float32", "v5-float32"]
+    assert entries(cache) == ["v6-facts3", "v6-facts3", "v6-float32", "v6-float32"]
 
 
 def test_a_cache_that_cannot_be_written_costs_one_line(tiny, tmp_path, caplog):
@@ -324,7 +324,7 @@ def test_a_cache_that_cannot_be_written_costs_one_line(tiny, tmp_path, caplog):
 def kept_files(cache: str) -> dict[str, Path]:
     """Return the files that are kept, by what they are of and their name."""
     files = [one for one in Path(cache).rglob("*") if one.is_file()]
-    return {f"{one.parent.name.rpartition('-v5-')[2]}/{one.name}": one for one in files}
+    return {f"{one.parent.name.rpartition('-v6-')[2]}/{one.name}": one for one in files}
 
 
 def test_what_is_kept_and_was_damaged_is_made_again(tiny, cache):
@@ -394,7 +394,7 @@ def test_two_processes_at_once_make_one_entry(tiny, cache):
     assert len({out for out, _ in said}) == 1, said
     assert all(err == "" for _, err in said)
     assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.sum(dtype="float64"))
-    assert entries(cache) == ["v5-facts3", "v5-float16", "v5-text4"]
+    assert entries(cache) == ["v6-facts3", "v6-float16", "v6-text4"]
 
 
 def test_the_oldest_entries_make_room_and_no_leftovers_stay(tmp_path):

@@ -59,9 +59,12 @@ def check_numbers(model: DecoderModel, weights: Iterable[tuple[str, Weight]]) ->
     """Check some weights of a model by name; blocks have been checked. Raises: ModelError that names one with a NaN."""
     for name, weight in weights:
         if not isinstance(weight, BlockWeight) and has_nan(weight):
-            raise ModelError(
-                f"{model_name(model)}: its weight {name} holds NaN, which is no number; download the model again"
-            )
+            raise ModelError(nan_in(model_name(model), name))
+
+
+def nan_in(model: str, weight: str) -> str:
+    """Return what is said of a model with a weight that is no number."""
+    return f"{model}: its weight {weight} holds NaN, which is no number; download the model again"
 
 
 def check_tables(model: DecoderModel, files: Sequence[Path], cache: Path | None) -> None:

@@ -57,7 +57,7 @@ from card.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 5  # of what is kept; another number makes old entries useless, and they go when room is needed
+_FORMAT = 6  # of what is kept; another number makes old entries useless, and they go when room is needed
 _BLOCKS_FORMAT = 1  # of packed blocks
 _TEXT_FORMAT = 4  # of tokenizers
 _FACTS_FORMAT = 3  # of what is told of a file
