@@ -14,6 +14,7 @@ import pytest
 from card.api.async_llm import AsyncLLM
 from card.server.schemas import ChatRequest
 from card.server.tools.support import template_variables
+from card.text.parts.formats import FORMATS
 from tests.server.running import Running, serving, streams
 from tests.server.scripted import scripted_bytes
 
@@ -236,4 +237,6 @@ def test_how_much_to_think_reaches_the_template() -> None:
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
         ({"thinking_budget": 7}, {"thinking_budget": 7}),
     ):
-        assert template_variables(ChatRequest.model_validate({**asked, **fields})) == variables
+        assert template_variables(ChatRequest.model_validate({**asked, **fields}), FORMATS["hermes"]) == variables
+    silent = ChatRequest.model_validate({**asked, "reasoning_effort": "none"})
+    assert template_variables(silent, FORMATS["hunyuan3"])["reasoning_effort"] == "no_think", "the template's word"
