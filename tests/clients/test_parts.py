@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from tests.clients.running import FOLDER, KEY, run_client
 from tests.server.running import Command, command
@@ -82,18 +82,27 @@ def test_langchain_binds_tools(served: str, request: pytest.FixtureRequest) -> N
     assert chat(request.getfixturevalue(served)).invoke("plain").content == CONTENT[served]
 
 
-def test_langchain_has_structured_output_behind_thoughts(thinker: Command) -> None:
-    model = chat(thinker).with_structured_output(A, method="json_schema")
+@both
+def test_langchain_has_structured_output_behind_thoughts(served: str, request: pytest.FixtureRequest) -> None:
+    model = chat(request.getfixturevalue(served)).with_structured_output(A, method="json_schema")
     assert model.invoke("json") == A(a=7)
+
+
+@both
+def test_langchain_has_structured_output_as_a_call_behind_thoughts(served: str, request: pytest.FixtureRequest) -> None:
+    removed = create_model("rm", p=(str, ...))
+    model = chat(request.getfixturevalue(served)).with_structured_output(removed, method="function_calling")
+    assert model.invoke("calls").model_dump() == ARGUMENTS[served]
 
 
 def openais(server: Command) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
 
 
-def test_openais_client_parses_content_behind_thoughts(thinker: Command) -> None:
+@both
+def test_openais_client_parses_content_behind_thoughts(served: str, request: pytest.FixtureRequest) -> None:
     asked: Any = {"model": "scripted", "messages": [{"role": "user", "content": "json"}], "max_tokens": 40}
-    with openais(thinker) as client:
+    with openais(request.getfixturevalue(served)) as client:
         answer = client.chat.completions.parse(response_format=A, temperature=0, **asked)
     assert answer.choices[0].message.parsed == A(a=7)
 
