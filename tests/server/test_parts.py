@@ -65,15 +65,9 @@ CHANNELS: dict[str, list[str]] = {
         'age|>{"p"',
         ': "x"}',
     ],
-    "json": [
-        "<|channel|>analysis<|message|>Hm?",
-        "<|end|><|start|>",
-        "assistant<|channel|>final<|message|>",
-        '{"a',
-        '": 7',
-        "}",
-    ],
 }
+CHANNEL_MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>")  # tokens of gpt-oss
+FINAL = {"json": ["<|channel|>", "final", "<|message|>", '{"a', '": 7', "}"]}
 CHANNEL_TEMPLATE = "{% if tools %}<|start|><|channel|><|message|>{% endif %}{{ messages[-1].content }}"
 
 
@@ -154,6 +148,19 @@ def test_a_schema_holds_the_content_and_lets_the_model_think(thinker: Running) -
     pytest.importorskip("llguidance")
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
     assert parts(spoken(thinker, "json", response_format=form)) == ("Short.", '{"a": 7}', [])
+
+
+def test_a_schema_holds_the_final_channel() -> None:
+    pytest.importorskip("llguidance")
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+    for server in served(FINAL, CHANNEL_TEMPLATE, CHANNEL_MARKS):
+        assert parts(spoken(server, "json", response_format=form)) == ("", '{"a": 7}', [])
+    only = {**SCHEMA, "properties": {"a": {"const": 7}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": only, "strict": True}}
+    script = ["<|channel|>", "analysis", "<|message|>", "Hm?", "<|end|>", "<|start|>", "assistant"]
+    for server in served({"json": script}, CHANNEL_TEMPLATE, CHANNEL_MARKS):
+        thoughts, content, calls = parts(spoken(server, "json", response_format=form, thinking_budget=5))
+        assert (thoughts, json.loads(content or ""), calls) == ("Hm?", {"a": 7}, [])
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "rm"}}])

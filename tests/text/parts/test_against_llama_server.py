@@ -97,9 +97,8 @@ def ask(form: str, texts: list[str]) -> list[dict[str, Any]]:
         for name, schema in TOOLS.items()
     ]
     asked = [{"template": str(path), "text": text, "tools": tools} for text in texts]
-    done = subprocess.run([str(program())], input=json.dumps(asked), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    told: list[dict[str, Any]] = json.loads(done.stdout)
+    text = subprocess.check_output([str(program())], input=json.dumps(asked), text=True, timeout=300)
+    told: list[dict[str, Any]] = json.loads(text)
     return told
 
 

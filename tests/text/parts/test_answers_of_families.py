@@ -223,7 +223,8 @@ ANSWERS: list[tuple[str, Any, str, Read]] = [
     (
         "apriel-1.6",
         "thoughts",
-        'Hm <tool_calls>[]\n[BEGIN FINAL RESPONSE]\nSo.\n<tool_calls>[{"name": "rm", "arguments": {"p": "/"}}]</tool_calls>',
+        "Hm <tool_calls>[]\n[BEGIN FINAL RESPONSE]\nSo.\n"
+        '<tool_calls>[{"name": "rm", "arguments": {"p": "/"}}]</tool_calls>',
         Read("So.", [("rm", '{"p": "/"}')], "Hm <tool_calls>[]"),
     ),
     (
