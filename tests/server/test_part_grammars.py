@@ -97,6 +97,10 @@ WRITTEN: dict[str, tuple[str, str]] = {
         f'{DS[0]}{DS[1]}function{DS[2]}rm\n```json\n{{"p": "a", "n": 3}}\n```{DE[0]}{DE[1]}',
     ),
     "deepseek-v3": ("<think>Hm.</think>", f'{DS[0]}{DS[1]}rm{DS[2]}{{"p": "a", "n": 3}}{DE[0]}{DE[1]}'),
+    "apriel-1.6": (
+        "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\n",
+        '<tool_calls>[{"name": "rm", "arguments": {"p": "a", "n": 3}}]</tool_calls>',
+    ),
     "minimax-m1": (
         "<think>Hm.</think>",
         '<tool_calls>\n{"name": "rm", "arguments": {"p": "a", "n": 3}}\n</tool_calls>',

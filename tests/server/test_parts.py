@@ -11,6 +11,7 @@ import pytest
 
 from card.server.schemas import ChatRequest
 from card.server.tools.support import template_variables
+from card.text.parts.formats import FORMATS
 from tests.server.running import Running, streams
 from tests.server.scripted import scripted_bytes, served
 
@@ -61,15 +62,9 @@ CHANNELS: dict[str, list[str]] = {
         'age|>{"p"',
         ': "x"}',
     ],
-    "json": [
-        "<|channel|>analysis<|message|>Hm?",
-        "<|end|><|start|>",
-        "assistant<|channel|>final<|message|>",
-        '{"a',
-        '": 7',
-        "}",
-    ],
 }
+CHANNEL_MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>")  # tokens of gpt-oss
+FINAL = {"json": ["<|channel|>", "final", "<|message|>", '{"a', '": 7', "}"]}
 CHANNEL_TEMPLATE = "{% if tools %}<|start|><|channel|><|message|>{% endif %}{{ messages[-1].content }}"
 
 
@@ -141,6 +136,19 @@ def test_a_schema_holds_the_content_and_lets_the_model_think(thinker: Running) -
     pytest.importorskip("llguidance")
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
     assert parts(spoken(thinker, "json", response_format=form)) == ("Short.", '{"a": 7}', [])
+
+
+def test_a_schema_holds_the_final_channel() -> None:
+    pytest.importorskip("llguidance")
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+    for server in served(scripted_bytes(FINAL, CHANNEL_TEMPLATE, CHANNEL_MARKS)):
+        assert parts(spoken(server, "json", response_format=form)) == ("", '{"a": 7}', [])
+    only = {**SCHEMA, "properties": {"a": {"const": 7}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": only, "strict": True}}
+    script = ["<|channel|>", "analysis", "<|message|>", "Hm?", "<|end|>", "<|start|>", "assistant"]
+    for server in served(scripted_bytes({"json": script}, CHANNEL_TEMPLATE, CHANNEL_MARKS)):
+        thoughts, content, calls = parts(spoken(server, "json", response_format=form, thinking_budget=5))
+        assert (thoughts, json.loads(content or ""), calls) == ("Hm?", {"a": 7}, [])
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "rm"}}])
@@ -224,4 +232,6 @@ def test_how_much_to_think_reaches_the_template() -> None:
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
         ({"thinking_budget": 7}, {"thinking_budget": 7}),
     ):
-        assert template_variables(ChatRequest.model_validate({**asked, **fields})) == variables
+        assert template_variables(ChatRequest.model_validate({**asked, **fields}), FORMATS["hermes"]) == variables
+    silent = ChatRequest.model_validate({**asked, "reasoning_effort": "none"})
+    assert template_variables(silent, FORMATS["hunyuan3"])["reasoning_effort"] == "no_think", "the template's word"

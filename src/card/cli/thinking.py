@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import unicodedata
 from typing import TYPE_CHECKING
 
 import click
@@ -31,7 +32,7 @@ class ThoughtLine:
             return
         if new:
             width = max(1, shutil.get_terminal_size().columns - 1)
-            newest = " ".join(self._thoughts[-width:].split())
+            newest = _last_columns(" ".join(self._thoughts[-width:].split()), width)
             click.echo(_ERASE + click.style(newest, dim=True), nl=False)
             self._is_shown = True
         if any(isinstance(piece, Content) for piece in chunk.parts):
@@ -47,3 +48,14 @@ class ThoughtLine:
             note = f"(thought for {self._num_tokens} tokens; /thoughts shows them)"
             click.echo(_ERASE + click.style(note, dim=True))
             self._is_shown = False
+
+
+def _last_columns(text: str, columns: int) -> str:
+    """Return the end of a text that fits so many columns: Chinese characters, for example, take two."""
+    start = len(text)
+    while start:
+        columns -= 2 if unicodedata.east_asian_width(text[start - 1]) in "WF" else 1
+        if columns < 0:
+            break
+        start -= 1
+    return text[start:]

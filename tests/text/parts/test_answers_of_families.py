@@ -160,6 +160,12 @@ ANSWERS: list[tuple[str, Any, str, Read]] = [
         Read("done", [("rm", '{"p": "a, (b", "n": -3, "l": [1, "x", {"a": true}]}'), ("add", "{}")]),
     ),
     (
+        "lfm2",
+        None,
+        "<think>q</think><|tool_call_start|>[rm(p='x \"y\"\nz', n=1)]<|tool_call_end|>",
+        Read("", [("rm", '{"p": "x \\"y\\"\\nz", "n": 1}')], "q"),
+    ),
+    (
         "gemma4",
         None,
         '<|channel>thought\nhm\n<channel|><|tool_call>call:rm{p:<|"|>a "q", }<|"|>,n:3,l'
@@ -213,6 +219,19 @@ ANSWERS: list[tuple[str, Any, str, Read]] = [
         None,
         '<thinking>a</thinking><tool_calls>[{"name": "rm", "arguments": {"p": "/"}}]</tool_calls>',
         Read("", [("rm", '{"p": "/"}')], "a"),
+    ),
+    (
+        "apriel-1.6",
+        "thoughts",
+        "Hm <tool_calls>[]\n[BEGIN FINAL RESPONSE]\nSo.\n"
+        '<tool_calls>[{"name": "rm", "arguments": {"p": "/"}}]</tool_calls>',
+        Read("So.", [("rm", '{"p": "/"}')], "Hm <tool_calls>[]"),
+    ),
+    (
+        "apriel-1.6",
+        None,
+        "Here are my reasoning steps:\na\n[BEGIN FINAL RESPONSE]\nHi\n[END FINAL RESPONSE]\n",
+        Read("Hi", [], "a"),
     ),
     (
         "minimax-m1",

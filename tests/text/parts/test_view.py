@@ -61,6 +61,22 @@ MODELS: list[tuple[str, str, list[str], str, str, Read]] = [
         Read("Hi"),
     ),
     (
+        "kimi-k3",
+        "<|open|> <|close|> 'tools'",
+        ["<|open|>", "<|close|>", "<|sep|>"],
+        "<|open|>think<|sep|>",
+        "a<|close|>think<|sep|><|open|>response<|sep|>Hi<|close|>response<|sep|><|close|>message<|sep|>",
+        Read("Hi", [], "a"),
+    ),
+    (
+        "apriel-1.6",
+        (TEMPLATES / "Apriel-1.6-15b-Thinker-fixed.jinja").read_text("utf-8"),
+        ["[BEGIN FINAL RESPONSE]"],
+        "Here are my reasoning steps:\n",
+        "a\n[BEGIN FINAL RESPONSE]\nHi",
+        Read("Hi", [], "a"),
+    ),
+    (
         "hunyuan3",
         "'</think{}>'.format(':opensource') '<tool_sep{}>' tools",
         ["<think:opensource>", "</think:opensource>"],

@@ -159,7 +159,7 @@ class ToolSupport:
                 f"model with --answer-format {'|'.join(name for name, one in FORMATS.items() if one.writes_calls)}",
                 "tools",
             )
-        conversation = self.conversation(fields.messages, functions, template_variables(fields))
+        conversation = self.conversation(fields.messages, functions, template_variables(fields, answers.form))
         if named is not None:
             functions = [function for function in functions if function.name == named]
         is_forced = bool(functions) and choice != "auto"
@@ -202,12 +202,12 @@ class ToolSupport:
         return Conversation(plain_messages(messages, functions, calls), (), kwargs)
 
 
-def template_variables(fields: ChatRequest) -> dict[str, Any]:
+def template_variables(fields: ChatRequest, form: AnswerFormat) -> dict[str, Any]:
     """Return what a request gives to the chat template: its own variables first, then how much to think."""
     variables = dict(fields.chat_template_kwargs)
     effort = fields.reasoning_effort
     if effort is not None:
-        variables.setdefault("reasoning_effort", effort)
+        variables.setdefault("reasoning_effort", form.no_effort if effort == "none" else effort)
         for name in THINKING_SWITCHES:
             variables.setdefault(name, effort != "none")
     if fields.thinking_budget is not None:

@@ -41,6 +41,7 @@ class AnswerFormat:
     calls: CallSyntax | None = None
     begun: str = ""  # a mark that a prompt ends with: the answer goes on behind it
     thinks_unsaid: bool = False  # thinks, though the chat template does not have the marks as they are
+    no_effort: str = "none"  # what the chat template calls a `reasoning_effort` without thoughts
     may_skip: bool = False  # an answer without thoughts may begin with the mark that ends them
     calls_end_thoughts: bool = False  # thoughts go over into calls without a mark of their own
     empty_content: tuple[str, str] | None = None  # may stand between thoughts and calls

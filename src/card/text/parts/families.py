@@ -33,6 +33,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("gemma4", ("<|tool_call>", "call:"), ()),
     ("mistral-args", ("[TOOL_CALLS]", "[ARGS]"), ()),
     ("mistral", ("[TOOL_CALLS]",), ()),
+    ("apriel-1.6", ("<tool_calls>", "'Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"), ()),
     ("apriel", ("<tool_calls>", "<thinking>"), ()),
     ("qwen3-coder", ("<tool_call>", "<function="), ()),
     ("glm4", ("<tool_call>", "<arg_key>"), ()),

@@ -30,6 +30,7 @@ _DEEPSEEK_CALL = "<\uff5ctool\u2581call\u2581begin\uff5c>"
 _DEEPSEEK_SEP = "<\uff5ctool\u2581sep\uff5c>"
 _DEEPSEEK_END = "<\uff5ctool\u2581call\u2581end\uff5c>"
 DEEPSEEK = ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>")
+_APRIEL = JsonCalls(marker="<tool_calls>", opening="[", closing="]</tool_calls>", joint=", ")
 
 MINIMAX = "]<]minimax[>["
 _ROLE_SEP, _MESSAGE_SEP = "<|role_sep|>\n", "<|message_sep|>\n\n"
@@ -234,10 +235,12 @@ LISTED = (
         thoughts=THINK,
         calls=JsonCalls(marker="<TOOLCALL>", opening="[", closing="]</TOOLCALL>", joint=", "),
     ),
+    AnswerFormat(name="apriel", thoughts=("<thinking>", "</thinking>"), calls=_APRIEL),
     AnswerFormat(
-        name="apriel",
-        thoughts=("<thinking>", "</thinking>"),
-        calls=JsonCalls(marker="<tool_calls>", opening="[", closing="]</tool_calls>", joint=", "),
+        name="apriel-1.6",
+        thoughts=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        turns=(("[END FINAL RESPONSE]", "between"),),
+        calls=_APRIEL,
     ),
     AnswerFormat(
         name="minimax-m1",
@@ -261,6 +264,7 @@ LISTED = (
     AnswerFormat(
         name="kimi-k3",
         thoughts=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        thinks_unsaid=True,
         turns=(
             ("<|open|>response<|sep|>", "content"),
             ("<|close|>response<|sep|>", "content"),
@@ -323,6 +327,7 @@ LISTED = (
         name="hunyuan3",
         thoughts=("<think:opensource>", "</think:opensource>"),
         thinks_unsaid=True,
+        no_effort="no_think",
         calls=TaggedCalls(
             marker="<tool_calls:opensource>",
             head=("<tool_call:opensource>", "<tool_sep:opensource>"),

@@ -88,8 +88,13 @@ def _python_value(source: Source) -> Reading[str]:
 
 
 def _python_string(source: Source, quote: str) -> Reading[str]:
+    """Read a string up to its end, with line breaks escaped: chat templates write them as they are."""
     parts: list[str] = []
-    while (mark := (yield from source.until(["\\", quote], parts.append))) == "\\":
+
+    def add(text: str) -> None:
+        parts.append(text.replace("\r", "\\r").replace("\n", "\\n"))
+
+    while (mark := (yield from source.until(["\\", quote], add))) == "\\":
         yield from source.has(1)
         parts.append(mark + source.take(1))
     return "".join(parts) + (mark or "")
