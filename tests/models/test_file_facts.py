@@ -1,4 +1,4 @@
-"""What files of models say of themselves."""
+"""Facts that the files of models state."""
 
 from __future__ import annotations
 

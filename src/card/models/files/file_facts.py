@@ -1,4 +1,4 @@
-"""What a model's files say of themselves, for clients that list models."""
+"""Facts that a model's files state, for clients that list models."""
 
 from __future__ import annotations
 
