@@ -1,9 +1,8 @@
 """Coding agents with Qwen2.5-Coder on `card serve`: the model may fail at its work, the server never does.
 
 It needs the files that `make test-weights` fetches. Agents are told to work by commands of the shell alone and in few
-words, so that a prompt has 200 to 2,000 tokens instead of up to 19,000 and each ends in minutes on two cores that are idle. A model
-of 1.5 B writes poor calls, so each test prints what came of the work, and what it checks is the server's part: every
-request was answered in full.
+words: a prompt has 200 to 2,000 tokens instead of up to 19,000. A model of 1.5 B writes poor calls, so each test prints
+what came of the work, and what it checks is the server's part: every request was answered in full.
 """
 
 from __future__ import annotations
