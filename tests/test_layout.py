@@ -86,7 +86,7 @@ MAX_ROOM_LINES = {
     "labs": 3700,
     "links": 2600,
     "machine": 1600,
-    "models": 16250,
+    "models": 16350,
     "server": 8500,
     "text": 6950,
     "theirs": 4100,

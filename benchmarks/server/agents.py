@@ -8,7 +8,8 @@ it, one request after another; a second day has the copies last. Each turn sends
 
 Each server is started anew for each day: `card serve` as typed, and llama-server in each of `--rows` on the same files
 with one slot, as one client asks (`peers/environments.py` builds one). A line is written as soon as its day is over.
-Answers are compared before any speed is shown.
+Answers are compared before any speed is shown. On two cores a day of a 1.5 B model takes about a quarter of an
+hour with `--rows plain --day "as listed" --copied-tokens 700 --max-tokens 48`, and ours alone three minutes.
 """
 
 from __future__ import annotations

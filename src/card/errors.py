@@ -92,6 +92,11 @@ class PromptError(CardError, ValueError):
 class CapacityError(CardError):
     """A KV cache has no room for the rows asked for."""
 
+    def __init__(self, message: str, *, num_lent: int = 0) -> None:
+        """Say what is wrong, and how many of these rows running sequences would lend."""
+        super().__init__(message)
+        self.num_lent = num_lent
+
 
 class WorkerError(CardError):
     """A worker died, hangs or could not be started within its time limit."""

@@ -1,7 +1,8 @@
 """Coding agents with Qwen2.5-Coder on `card serve`: the model may fail at its work, the server never does.
 
-It needs the files that `make test-weights` fetches. A model of 1.5 B writes poor calls, so each test prints what came
-of the work, and what it checks is the server's part: every request was answered in full.
+It needs the files that `make test-weights` fetches. Agents are told to work by commands of the shell alone and in few
+words: a prompt has 200 to 2,000 tokens instead of up to 19,000. A model of 1.5 B writes poor calls, so each test prints
+what came of the work, and what it checks is the server's part: every request was answered in full.
 """
 
 from __future__ import annotations
@@ -24,8 +25,13 @@ pytestmark = [pytest.mark.agents, pytest.mark.timeout(7200)]
 __all__ = ["repository"]
 WEIGHTS = Path(os.environ.get("CARD_WEIGHTS", "build/weights")).absolute()
 PAIR = [WEIGHTS / "qwen-1.5b.gguf", WEIGHTS / "qwen-0.5b.gguf"]
-TASK = "List the files. Then mend calc.py so that `python3 test_calc.py` passes, and run that command."
-# Of a whole agent: it reads thousands of tokens first, and a model of this size may never come to an end.
+TASK = (
+    "The function add in calc.py must return a + b, and returns a - b. List the files with ls, mend calc.py with sed, "
+    "then run python3 test_calc.py."
+)
+WAY = "You work in a folder by commands of the shell. Call one command at a time. Say done when all is done."
+MOST_TOKENS, MOST_STEPS = 300, 8  # of an answer; of an agent that does not end by itself
+# Of a whole agent: a model of this size may never come to an end.
 WORK_S = float(os.environ.get("CARD_AGENT_S", "1500"))
 LEFT = 499  # status of a request whose client went away
 
@@ -35,7 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     if missing := [file.name for file in PAIR if not file.is_file()]:
         pytest.skip(f"{WEIGHTS} has no {' and no '.join(missing)}; run make test-weights, or set CARD_WEIGHTS")
     target, draft = map(str, PAIR)
-    with command(tmp_path_factory.mktemp("server"), target, "--draft", draft) as running:
+    bound = ("--max-request-tokens", str(MOST_TOKENS))
+    with command(tmp_path_factory.mktemp("server"), target, "--draft", draft, *bound) as running:
         yield running
 
 
@@ -84,15 +91,35 @@ def work(server: Command, repository: Path, script: str, path: str) -> None:
 
 def test_opencode_is_answered(server: Command, repository: Path) -> None:
     config = json.loads(documented("opencode", server)) | {"permission": {"bash": "allow"}, "autoupdate": False}
+    config["provider"]["card"]["models"]["card"]["limit"] = {"context": 32_768, "output": MOST_TOKENS}
+    config["agent"] = {"build": {"prompt": WAY, "steps": MOST_STEPS, "tools": {"*": False, "bash": True}}}
     (repository / "opencode.json").write_text(json.dumps(config), "utf-8")
-    work(server, repository, f"opencode run '{TASK}'", "/v1/chat/completions")
+    work(server, repository, f"opencode run --title work '{TASK}'", "/v1/chat/completions")
 
 
 def test_aider_is_answered(server: Command, repository: Path) -> None:
     script = documented("aider", server).rstrip()
-    quiet = "--yes-always --no-check-update --analytics-disable --no-show-model-warnings --no-gitignore"
-    said = f"--edit-format diff --test-cmd 'python3 test_calc.py' --auto-test --message '{TASK}' calc.py"
+    quiet = "--yes-always --no-check-update --analytics-disable --no-show-model-warnings --no-gitignore --map-tokens 0"
+    said = f"--edit-format whole --test-cmd 'python3 test_calc.py' --auto-test --message '{TASK}' calc.py"
     work(server, repository, f"{script} {quiet} {said}", "/v1/chat/completions")
+
+
+def test_claude_code_is_answered(server: Command, repository: Path) -> None:
+    quiet = f"export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 CLAUDE_CODE_MAX_OUTPUT_TOKENS={MOST_TOKENS}"
+    limits = f"--system-prompt '{WAY}' --tools Bash --allowedTools Bash --max-turns {MOST_STEPS} || true"
+    script = f"{quiet}\n{documented('Claude Code', server).rstrip()} -p '{TASK}' {limits}"
+    work(server, repository, script, "/v1/messages")
+
+
+def test_codex_is_answered(server: Command, repository: Path) -> None:
+    folder = repository.parent / "home" / ".codex"
+    folder.mkdir(parents=True)
+    (folder / "way.md").write_text(WAY, "utf-8")
+    few = f'model_instructions_file = "{folder / "way.md"}"\nweb_search = "disabled"\n'
+    (folder / "config.toml").write_text(few + documented("Codex", server), "utf-8")
+    without = " ".join(f"--disable {name}" for name in ("multi_agent", "goals", "view_image", "plugins", "apps"))
+    script = f"codex exec --dangerously-bypass-approvals-and-sandbox {without} '{TASK}'"
+    work(server, repository, script, "/v1/responses")
 
 
 def test_anthropics_client_is_answered(server: Command, repository: Path) -> None:

@@ -9,6 +9,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from card.drafting.beam import BeamWriter
+from card.drafting.drafter import DrafterWorker
+from card.drafting.messages import Close, Correction, Open, Resync
 from card.errors import CapacityError
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import Floats
@@ -16,6 +19,7 @@ from card.models.protocol import Extension
 from card.models.rows.pool import BLOCK_ROWS, SequencePool
 from card.models.runner import ExactRunner
 from card.models.runners import plain_runner
+from tests.drafts import draft_spec
 from tests.models import test_records, test_states
 from tests.reaching_in import cache_of, space_landmarks
 from tests.tiny import tiny_llama
@@ -158,6 +162,27 @@ def test_a_request_needs_room_for_what_it_does_not_share_with_running_ones() -> 
     for one in (first, slot):
         pool.close(one)
     pool.clear()
+
+
+def test_a_drafter_that_had_no_room_asks_again_once_there_is_some_for_what_nobody_lends() -> None:
+    runner, tools = runner_of(), WORDS[:512]
+    worker = DrafterWorker(BeamWriter(runner, kv_cache_bytes=1296 * runner.row_bytes), clock=lambda: 0.0)
+    worker.receive(Open(1, tuple(tools), draft_spec(max_len=544)))
+    while worker.drafting[1].sequence.num_committed_rows < len(tools):
+        worker.step()
+    worker.receive(Open(2, tuple(WORDS[600:700]), draft_spec(max_len=120)))
+    text = (*tools, *WORDS[1000:1010])
+    assert worker.receive(Open(3, text, draft_spec(max_len=544))) == [] and set(worker.drafting) == {1, 2}
+    asks = Correction(request_id=3, round_idx=0, start=len(text), token_ids=(5,), wants_snapshot=False)
+    assert worker.receive(asks) == []
+    worker.receive(Close(2))
+    assert not worker.writer.has_room(draft_spec(max_len=544)), "there is none for all of its rows"
+    assert worker.receive(asks) == [Resync(3, None)]
+    worker.receive(Open(3, text, draft_spec(max_len=544)))
+    assert worker.drafting[3].sequence.num_reused == len(tools)
+    for request_id in (1, 3):
+        worker.receive(Close(request_id))
+    worker.writer.pool.clear()
 
 
 def test_a_longer_lender_gives_way_to_a_running_one_that_leaves_room() -> None:

@@ -15,6 +15,7 @@ from starlette.types import Message
 
 from card.api.async_llm import AsyncLLM
 from card.errors import WorkerError
+from card.models.demo import demo_folder
 from card.server.generation import Generation
 from card.server.ollama.answers import LineStream
 from card.server.ollama.schemas import OllamaMessage, chat_messages
@@ -233,8 +234,17 @@ def test_without_a_question_the_model_is_there(server: Running, keep_alive: obje
 
 def test_the_model_is_listed_and_described(server: Running, thinker: Running) -> None:
     for path in ("/api/tags", "/api/ps"):
-        names = [one["name"] for one in server.client.get(path).json()["models"]]
-        assert names == ["demo-target:latest", "other-name:latest"]
+        listed = server.client.get(path).json()["models"]
+        assert [one["name"] for one in listed] == ["demo-target:latest", "other-name:latest"]
+        files = [demo_folder("target") / name for name in ("config.json", "model.safetensors")]
+        assert {one["size"] for one in listed} == {sum(file.stat().st_size for file in files)}
+        assert {len(one["digest"]) for one in listed} == {64}
+        details = listed[0]["details"]
+        assert [details[name] for name in ("format", "family", "quantization_level")] == [
+            "safetensors",
+            "llama",
+            "BF16",
+        ]
         assert server.client.head(path).status_code == 200
     for body in ({"model": "demo-target:latest"}, {"name": "other-name"}):
         shown = server.post("/api/show", body).json()

@@ -36,7 +36,7 @@ from card.models.inflation import price_in_words
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.reasons import could_run_int8, has_same_bits, is_exact
-from card.models.rows.pool import sequence_bytes
+from card.models.protocol import sequence_bytes
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.runner import RowRunner
 from card.models.runners import make_runner

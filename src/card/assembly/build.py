@@ -20,8 +20,7 @@ from card.engine.target import OpenWriter, TargetWorker
 from card.engine.watchers import Watchers
 from card.errors import SettingsError
 from card.links.link import DrafterLink
-from card.models.protocol import LanguageModel, Recurrent
-from card.models.rows.pool import sequence_bytes
+from card.models.protocol import LanguageModel, Recurrent, sequence_bytes
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.row_store import RowStore
 from card.text.fit import tokenizer_fingerprint

@@ -14,8 +14,8 @@ from card.drafting.protocol import DraftSequence, DraftWriter
 from card.drafting.window import MOST_READ, num_skipped, read_part
 from card.errors import CapacityError, CardError, ModelError, in_words
 from card.machine.memory import free_memory
-from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
-from card.models.rows.pool import SequencePool, sequence_bytes
+from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent, sequence_bytes
+from card.models.rows.pool import SequencePool
 from card.tree.logits import Logits
 from card.tree.nodes import NewNodes
 
@@ -182,9 +182,9 @@ class BeamWriter(DraftWriter):
             return spec
         return msgspec.structs.replace(spec, shape=replace(spec.shape, growth="layer", beam_width=1, branch=1))
 
-    def has_room(self, spec: DraftSpec) -> bool:
-        """Return whether `open` would find room for a request of this spec now."""
-        return self.pool.has_room(self.rows_of(spec))
+    def has_room(self, spec: DraftSpec, *, num_lent: int = 0) -> bool:
+        """Return whether `open` would find room for a request of this spec now; see `SequencePool.has_room`."""
+        return self.pool.has_room(self.rows_of(spec), num_lent=num_lent)
 
     def rows_of(self, spec: DraftSpec) -> int:
         """Return the KV rows of a beam of this spec."""

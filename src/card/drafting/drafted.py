@@ -29,6 +29,7 @@ class Counters:
     busy_s: float = 0.0
     num_dropped: int = 0  # by earlier sequences
     num_rolled_back: int = 0  # the same
+    num_lent: int = 0  # rows that others would have lent it when it found no room
 
 
 class Drafting:
@@ -118,7 +119,7 @@ class DraftedRequests:
         request_id, known = message.request_id, self.open.pop(message.request_id, None)
         counters = known.close() if known else self._turned_away.pop(request_id, None)
         counters = counters or Counters(message.spec)
-        sequence = self._make_sequence(message, counters.next_epoch)
+        sequence = self._make_sequence(message, counters)
         if sequence is None:
             counters.spec = message.spec
             _remember(self._turned_away, request_id, counters)
@@ -159,21 +160,21 @@ class DraftedRequests:
         counters = self._turned_away.get(request_id)
         if counters is None or self._can_make_room(counters.spec):
             return True
-        return len(self.open) < self._max_requests and self._writer.has_room(counters.spec)
+        return len(self.open) < self._max_requests and self._writer.has_room(counters.spec, num_lent=counters.num_lent)
 
     def _mark_heard(self, request_id: int, drafting: Drafting) -> None:
         drafting.heard_at = self._num_messages
         self.open.pop(request_id, None)
         self.open[request_id] = drafting
 
-    def _make_sequence(self, message: Open, epoch: int) -> DraftSequence | None:
+    def _make_sequence(self, message: Open, counters: Counters) -> DraftSequence | None:
         """Return a sequence, if needed in place of forgotten requests; None if there is no room."""
         while True:
             if len(self.open) < self._max_requests:
                 try:
-                    return self._writer.open(message.token_ids, message.spec, epoch=epoch)
-                except CapacityError:
-                    pass
+                    return self._writer.open(message.token_ids, message.spec, epoch=counters.next_epoch)
+                except CapacityError as error:
+                    counters.num_lent = error.num_lent
             if not self._can_make_room(message.spec):
                 return None
             self._make_room(message.spec)

@@ -182,8 +182,12 @@ class DraftWriter:
         """Return the most KV rows that a text of this spec takes."""
         return 0
 
-    def has_room(self, spec: DraftSpec) -> bool:
-        """Return whether `open` would find room for a request of this spec now."""
+    def has_room(self, spec: DraftSpec, *, num_lent: int = 0) -> bool:
+        """Return whether `open` would find room for a request of this spec now.
+
+        Args:
+            num_lent: rows that others would lend it, of `CapacityError`.
+        """
         return True
 
     def can_ever_hold(self, spec: DraftSpec) -> bool:

@@ -216,3 +216,8 @@ class Selective(LanguageModel, Protocol):
 
     def bytes_read(self, num_rows: int, reads: ChosenRows | None) -> int:
         """Return the bytes of KV that a pass reads of a sequence with ``num_rows`` rows, the new ones included."""
+
+
+def sequence_bytes(model: LanguageModel, num_rows: int) -> int:
+    """Return the memory that a sequence with room for so many rows takes, its states included."""
+    return num_rows * model.row_bytes + (model.state_bytes if isinstance(model, Stateful) else 0)

@@ -24,8 +24,8 @@ from card.engine.engine import Engine
 from card.engine.queue import Limits
 from card.errors import CapacityError, ModelError, SettingsError
 from card.models.features import FeatureWish
-from card.models.protocol import Extension, LanguageModel, Recurrent
-from card.models.rows.pool import SequencePool, sequence_bytes
+from card.models.protocol import Extension, LanguageModel, Recurrent, sequence_bytes
+from card.models.rows.pool import SequencePool
 from card.models.runner import RowRunner
 from card.models.runners import how_it_runs, plain_runner
 from card.theirs.transformers.hybrid import HybridRunner

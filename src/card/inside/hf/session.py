@@ -25,7 +25,7 @@ from card.links.link import DrafterLink
 from card.machine.home import Home
 from card.machine.memory import whole_memory
 from card.models.facts import context_limit
-from card.models.rows.pool import sequence_bytes
+from card.models.protocol import sequence_bytes
 from card.models.runners import plain_runner
 
 _MOST_SESSIONS = 4  # kept between calls, one per target model

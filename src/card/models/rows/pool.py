@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
 
 from card.errors import CapacityError, ModelError, SettingsError
-from card.models.protocol import LanguageModel, LengthDependent, Sharing, Stateful
+from card.models.protocol import LanguageModel, LengthDependent, Sharing, Stateful, sequence_bytes
 from card.models.rows.pool_entries import MIN_SHARED_TOKENS, Entries, Entry, Opened, PoolStats, common_length
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.row_tree import IntArray
@@ -81,23 +81,27 @@ class SequencePool:
         return num_rows <= self._model.max_rows and self._bytes(self._round(num_rows)) <= self._max_bytes
 
     def has_room(
-        self, num_rows: int, token_ids: Sequence[int] = (), *, text_len: int = 0, without: int | None = None
+        self,
+        num_rows: int,
+        token_ids: Sequence[int] = (),
+        *,
+        text_len: int = 0,
+        without: int | None = None,
+        num_lent: int = 0,
     ) -> bool:
         """Return whether a sequence of so many rows fits beside the running ones; retained ones give way.
 
         Args:
-            token_ids: the text so far, as for `open`: what it shares with a running one takes no more memory.
-            text_len: as for `open`.
+            token_ids, text_len: as for `open`: what the text shares with a running one takes no more memory.
             without: slot of a running one that would give way too.
+            num_lent: rows that running ones lend, if that is known of a text that is not at hand.
         """
         others = {slot: entry for slot, entry in self._running.items() if slot != without}
         free_bytes, num_rounded = self._max_bytes - self._bytes_of(others), self._round(num_rows)
         if not self.can_ever_hold(num_rows) or self._bytes(num_rounded) <= free_bytes or self._sharing is None:
             return self.can_ever_hold(num_rows) and self._bytes(num_rounded) <= free_bytes
-        is_long, text = self._is_long(max(len(token_ids), text_len)), self._sharable(token_ids, num_rows)
-        alike = (one for one in others.values() if one.is_long == is_long)
-        shared = max((self._lendable(one, common_length(one.text, text)) for one in alike), default=0)
-        return self._new_bytes(num_rounded, shared) <= free_bytes
+        num_lent = max(num_lent, self._lent_rows(others.values(), token_ids, num_rows, text_len))
+        return self._new_bytes(num_rounded, num_lent) <= free_bytes
 
     def open(self, token_ids: Sequence[int], num_rows: int, *, text_len: int = 0) -> Opened:
         """Start a sequence for a text, with room for ``num_rows`` rows in all.
@@ -109,14 +113,14 @@ class SequencePool:
             token_ids: the text so far; may be empty.
             text_len: length that decides whether the rows are those of a long text, if it is more than that of
                 ``token_ids``.
-        Raises: CapacityError if there is no room; nothing has changed then, unless it is the device that has no
-            memory: then all retained sequences are gone.
+        Raises: CapacityError if there is no room; nothing has changed, unless the device has none: all retained went.
         """
         if not self.has_room(num_rows, token_ids, text_len=text_len):
             raise CapacityError(
                 f"{num_rows} KV rows do not fit: a sequence has at most {self._model.max_rows} rows, and"
                 f" {self._bytes_of(self._running)} of {self._max_bytes} bytes are in use; wait for a sequence to end,"
-                " or allow more KV memory"
+                " or allow more KV memory",
+                num_lent=self._lent_rows(self._running.values(), token_ids, num_rows, text_len),
             )
         is_long = self._is_long(max(len(token_ids), text_len))
         with self._entries.moving():
@@ -258,10 +262,6 @@ class SequencePool:
     def _round(self, num_rows: int) -> int:
         return min(-(-max(num_rows, 1) // BLOCK_ROWS) * BLOCK_ROWS, self._model.max_rows)
 
-    def _has_spare(self, num_bytes: int) -> bool:
-        """Return whether so much memory is left as things are, without dropping anything."""
-        return self._bytes_of(self._running, self._retained) + num_bytes <= self._max_bytes
-
     def _running_entry(self, slot: int, token_ids: Sequence[int]) -> Entry:
         if slot not in self._running:
             raise ModelError(f"slot {slot} is not running in this pool; running slots: {sorted(self._running)}")
@@ -347,7 +347,7 @@ class SequencePool:
         if kept_bytes + num_bytes > self._max_bytes:
             raise CapacityError(f"{num_rows} KV rows do not fit beside {kept_bytes} of {self._max_bytes} bytes")
         droppable = [entry for entry in self._retained.values() if entry is not spared][::-1]
-        while not self._has_spare(num_bytes):
+        while self._bytes_of(self._running, self._retained) + num_bytes > self._max_bytes:
             self._drop(droppable.pop())
         while True:
             try:
@@ -372,6 +372,12 @@ class SequencePool:
         """Return what others' rows may be reused for: at least the last token of a text is computed."""
         return np.asarray(token_ids, np.int64)[: max(0, min(len(token_ids) - 1, num_rows))]
 
+    def _lent_rows(self, others: Iterable[Entry], token_ids: Sequence[int], num_rows: int, text_len: int) -> int:
+        """Return how many of the first rows of a text some other sequence can lend."""
+        is_long, text = self._is_long(max(len(token_ids), text_len)), self._sharable(token_ids, num_rows)
+        alike = (one for one in others if one.is_long == is_long)
+        return max((self._lendable(one, common_length(one.text, text)) for one in alike), default=0)
+
     def _lendable(self, entry: Entry, num_rows: int) -> int:
         """Return how many of the first rows can be copied: those of a state are up to a place where it was kept."""
         return num_rows if self._with_state is None else self._with_state.lendable_rows(entry.slot, num_rows)
@@ -392,8 +398,3 @@ class SequencePool:
         self._model.copy_rows(entry.slot, slot, len(entry.text))
         self._model.close(entry.slot)
         entry.slot, entry.num_rows = slot, needed
-
-
-def sequence_bytes(model: LanguageModel, num_rows: int) -> int:
-    """Return the memory that a sequence with room for so many rows takes, its states included."""
-    return num_rows * model.row_bytes + (model.state_bytes if isinstance(model, Stateful) else 0)

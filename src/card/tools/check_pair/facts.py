@@ -15,7 +15,7 @@ from card.models.facts import num_bytes, parameter_count
 from card.models.loaded_model import LoadedModel
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.draft_block import DraftBlock
-from card.models.rows.pool import sequence_bytes
+from card.models.protocol import sequence_bytes
 from card.models.runner import RowRunner
 
 LEAST_SPEED_UP = 1.05  # a smaller gain may be noise
