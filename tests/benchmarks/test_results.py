@@ -200,7 +200,7 @@ def test_the_table_of_places_is_that_of_its_lines() -> None:
 
 
 def test_the_table_of_batches_at_the_edge_is_that_of_its_lines() -> None:
-    names = ("no drafters", "random", "best-signal", "most-compute", "matching", "matching, held", "shortest-pass")
+    names = ("no drafters", "most-compute", "matching", "matching, held", "shortest-pass")
     told = [
         [
             line["overlap"].upper(),
@@ -210,7 +210,7 @@ def test_the_table_of_batches_at_the_edge_is_that_of_its_lines() -> None:
         ]
         for line in lines_of(RESULTS / "edge_batched.jsonl")
     ]
-    names_shown = "alone | `random` | `best-signal` | `most-compute` | `matching` | held | `shortest-pass`"
+    names_shown = "alone | `most-compute` | `matching` | held | `shortest-pass`"
     assert rows_of(EDGE, f"| overlap | place | walk | {names_shown} |") == told
 
 
