@@ -1,4 +1,4 @@
-"""What holds for every model whose rows leave records: texts go on with the same bits after trees, cuts and copies."""
+"""Checks of models whose rows leave records: texts go on with the same bits after trees, cuts and copies."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def shared(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(tokenizer, len(tokenizer), (0, 1))
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), (0, 1), limit_s=60.0)  # as long as a busy machine takes
     yield compiler
     compiler.close()
 

@@ -1,4 +1,4 @@
-"""What every loaded model tells of itself, whoever runs it."""
+"""The contract of loaded models: facts that each states of itself."""
 
 from __future__ import annotations
 

@@ -15,16 +15,15 @@ from card.machine.packages import install_command
 if TYPE_CHECKING:
     from card.labs.series.forecaster import Forecast
 
-_SEEN, _FORECAST, _TRUTH = "#333333", "#0072B2", "#D55E00"  # distinct for colour-blind readers, too
+_SEEN, _FORECAST = "#333333", "#0072B2"  # distinct for colour-blind readers, too
 _SHOWN_BEFORE = 2  # horizons of known values
 
 
-def draw(made: Forecast, values: Values, path: Path, truth: Values | None = None) -> None:
+def draw(made: Forecast, values: Values, path: Path) -> None:
     """Write a PNG; its folder is made if needed.
 
     Args:
         values: [T], the series that was continued.
-        truth: the true continuation, if known.
     Raises: SettingsError if matplotlib is not installed or the file cannot be written.
     """
     try:
@@ -46,8 +45,6 @@ def draw(made: Forecast, values: Values, path: Path, truth: Values | None = None
             steps, *bounds, color=_FORECAST, alpha=shade, linewidth=0, label=f"{high - low:.0%} of forecasts"
         )
     axes.plot(steps, made.quantile(0.5), color=_FORECAST, label="median forecast", linewidth=1.6)
-    if truth is not None:
-        axes.plot(steps, truth[:horizon], color=_TRUTH, linestyle="--", label="what came", linewidth=1.2)
     axes.axvline(0.5, color="#999999", linewidth=0.8)
     axes.set_xlabel("steps from the end of the series")
     axes.legend(loc="upper left", fontsize=8, ncols=2, frameon=False)

@@ -50,12 +50,12 @@ class EdgeStudy:
     figures: tuple[Figure, ...]  # of how devices decode
     rows: tuple[EdgeRow, ...]
 
-    def saved(self, row: EdgeRow, *, shares: str = "equal") -> float:
-        """Return the share of latency that a row saves, relative to the mean of the other associations."""
+    def saved(self, row: EdgeRow) -> float:
+        """Return the share of latency that a row saves, relative to the mean of other associations in equal shares."""
         others = [
             one.seconds_per_token
             for one in self.rows
-            if one.overlap == row.overlap and one.shares == shares and one.association != "matching"
+            if one.overlap == row.overlap and one.shares == "equal" and one.association != "matching"
         ]
         return 1.0 - row.seconds_per_token / fmean(others)
 
