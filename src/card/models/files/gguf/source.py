@@ -35,6 +35,7 @@ from card.models.files.gguf.model import (
     read_gguf,
     read_kept_ids,
 )
+from card.models.files.gguf.named_weights import weights_of, write_weights
 from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
 from card.models.files.gguf.tokenizer import (
@@ -47,9 +48,8 @@ from card.models.files.gguf.tokenizer import (
 from card.models.files.gguf.weights import PLAIN_DTYPES, Weight
 from card.models.files.kept_weights import KEPT_FOLDER, KeptWeights, state_of
 from card.models.files.mapped_weights import MappedWeights
-from card.models.files.tensor_files import bytes_of, tensors_written
 from card.models.own.decoder_model import DecoderModel
-from card.models.own.expert_weights import grouped, joined_pieces, joined_shape, split_experts
+from card.models.own.expert_weights import split_experts
 from card.models.own.layers import BlockWeight
 from card.models.own.plain_config import config_of
 from card.models.rows.row_tree import IntArray
@@ -221,7 +221,7 @@ class GgufSource:
     def weights(self, dtype: str) -> dict[str, Array]:
         """Return all weights by the names of transformers' modules, read into memory."""
         stored, weights = self.stored_dtype(dtype), {}
-        for name, kind, shape, pieces in _joined(self._model, stored):
+        for name, kind, shape, pieces in weights_of(self._model, stored):
             array, first = empty(shape, kind), 0
             room = array.reshape(-1)
             for piece in pieces:
@@ -301,7 +301,7 @@ class GgufSource:
         places = [*self.block.weights, *heads]
         found = {
             name: np.concatenate([piece.reshape(-1) for piece in pieces]).reshape(shape)
-            for name, _, shape, pieces in _joined(replace(self.block, weights=places), stored)
+            for name, _, shape, pieces in weights_of(replace(self.block, weights=places), stored)
             if only is None or name in only
         }
         self._check_unchanged()
@@ -388,25 +388,3 @@ def _tokenizer_explained() -> Iterator[None]:
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2), "utf-8")
-
-
-def write_weights(file: Path, model: GgufModel, dtype: Dtype) -> None:
-    """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
-    kinds = {name: (kind, shape) for name, kind, shape, _ in _joined(model, dtype)}
-    with tensors_written(file, kinds) as (stream, _):
-        for piece in (one for *_, pieces in _joined(model, dtype) for one in pieces):
-            stream.write(bytes_of(piece))
-
-
-def _joined(model: GgufModel, dtype: Dtype) -> Iterator[tuple[str, Dtype, tuple[int, ...], Iterator[Array]]]:
-    """Yield the weights by the names of transformers' modules: each with its dtype and shape, and piece after piece."""
-    architecture = find_architecture(model.config["model_type"])
-    assert architecture is not None
-    for name, parts in grouped((weight.name, weight) for weight in model.folder_weights).items():
-        kind = FLOAT32 if parts[0].is_vector else dtype
-        shape = joined_shape(name, [one.place.shape for one in parts], architecture)
-        yield name, kind, shape, joined_pieces(name, parts, functools.partial(_pieces, model, kind), architecture)
-
-
-def _pieces(model: GgufModel, dtype: Dtype, weight: Weight) -> Iterator[Array]:
-    return model.read(weight, dtype)
