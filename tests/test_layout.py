@@ -151,7 +151,8 @@ def test_a_module_imports_only_from_its_own_part_and_from_lines_above() -> None:
 def _check_circles(sources: Mapping[str, str]) -> None:
     """Raise CycleError, with the modules, if one imports another that imports it, directly or through others."""
     graph = {
-        name: {found.module for found in imports(at_run_time(source), name.rpartition(".")[0])} & sources.keys()
+        name: {found.module for found in imports(ast.unparse(at_run_time(source)), name.rpartition(".")[0])}
+        & sources.keys()
         for name, source in sources.items()
     }
     TopologicalSorter({name: found - {name} for name, found in graph.items()}).prepare()
