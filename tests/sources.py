@@ -57,10 +57,11 @@ def imports(source: str, package: str) -> tuple[Import, ...]:
 
     After a bare ``import card`` each use of ``card.name`` counts as an import of it.
     """
-    return tuple(_imports(ast.parse(source), package))
+    return tuple(imports_of(ast.parse(source), package))
 
 
-def _imports(tree: ast.Module, package: str) -> Iterator[Import]:
+def imports_of(tree: ast.Module, package: str) -> Iterator[Import]:
+    """Yield the same of a module that is parsed already."""
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, in_function = waiting.pop()
@@ -73,11 +74,11 @@ def _imports(tree: ast.Module, package: str) -> Iterator[Import]:
         waiting.extend((child, below) for child in ast.iter_child_nodes(node))
 
 
-def at_run_time(source: str) -> str:
-    """Return a module without what it imports for types alone."""
+def at_run_time(source: str) -> ast.Module:
+    """Return a parsed module without what it imports for types alone."""
     tree = ast.parse(source)
-    tree.body = [one for one in tree.body if not isinstance(one, ast.If) or ast.unparse(one.test) != "TYPE_CHECKING"]
-    return ast.unparse(tree)
+    tree.body = [one for one in tree.body if not (isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING")]
+    return tree
 
 
 MODULES: dict[str, Path] = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}

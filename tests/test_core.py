@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources import CORE_TESTS, SATELLITES, SOURCES, at_run_time, imports, package_of
+from tests.sources import CORE_TESTS, SATELLITES, SOURCES, at_run_time, imports, imports_of, package_of
 
 TESTS = Path(__file__).parent
 
@@ -19,12 +19,11 @@ _NAMED = re.compile(rf"card\.({'|'.join(sorted(SATELLITES))})\b")
 ALLOWED = {("card.models.others", "card.theirs.")}  # the seam itself: what runs the models that our own pass does not
 
 
-def _named(source: str, package: str) -> Iterator[str]:
+def _named(tree: ast.Module, package: str) -> Iterator[str]:
     """Yield the modules of satellites that a module imports, or names in a string that is not a docstring."""
-    for found in imports(source, package):
+    for found in imports_of(tree, package):
         if _NAMED.match(found.module):
             yield found.module
-    tree = ast.parse(source)
     told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
@@ -41,7 +40,7 @@ def test_the_core_names_no_satellite_but_where_the_list_says_so() -> None:
         (name, module)
         for name, source in SOURCES.items()
         if _is_core(name)
-        for module in _named(source, package_of(name))
+        for module in _named(ast.parse(source), package_of(name))
     }
     assert found == ALLOWED, "the core names no satellite: use a seam; and what is gone leaves the list"
 
@@ -65,12 +64,12 @@ def test_the_core_imports_neither_torch_nor_transformers_but_for_types() -> None
     ],
 )
 def test_a_module_of_the_core_that_names_a_satellite_is_found(line: str) -> None:
-    assert len(list(_named(line, "card.engine"))) == 1
+    assert len(list(_named(ast.parse(line), "card.engine"))) == 1
     assert _is_core("card.engine.loop") and not _is_core("card.tools.bench.row_names")
 
 
 def test_what_only_a_docstring_says_is_no_name() -> None:
-    assert list(_named('"""card.tools.bench measures."""', "card.engine")) == []
+    assert list(_named(ast.parse('"""card.tools.bench measures."""'), "card.engine")) == []
 
 
 # What tests of the core may name beside it: its own methods, and other models' modules, which they compare with.
@@ -85,9 +84,9 @@ def _named_by_tests(files: Iterable[Path]) -> set[tuple[str, str]]:
         if file in known or not file.is_file():
             continue
         known.add(file)
-        source = at_run_time(file.read_text("utf-8"))
-        found.update((file.name, one) for one in _named(source, "") if not one.startswith(NAMED_IN_TESTS))
-        own = (one.module for one in imports(source, "") if one.module.startswith("tests."))
+        tree = at_run_time(file.read_text("utf-8"))
+        found.update((file.name, one) for one in _named(tree, "") if not one.startswith(NAMED_IN_TESTS))
+        own = (one.module for one in imports_of(tree, "") if one.module.startswith("tests."))
         waiting += (TESTS.parent / f"{module.replace('.', '/')}.py" for module in own)
     return found
 

@@ -155,7 +155,7 @@ def test_killed_and_stopped_drafter_processes_change_no_text(num_requests, troub
         soak = weather(world, Jobs(rng, world.vocab_size, first_token=FIRST_TOKEN), num_requests)
         world.is_calm = False
         while world.planned:  # on a busy machine the storm may be over before a drafter is back
-            soak.run(10)
+            soak.run(num_requests)
         world.strike("noise to the drafter")
         soak.run(10)  # which end before the next drafter is there
     finally:

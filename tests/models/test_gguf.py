@@ -82,9 +82,12 @@ def failure(file: Path, cache: str, load: Callable[..., object] = load_decoder) 
 # ---- the same model -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "kept"), [*((kind, True) for kind in KINDS), *((kind, False) for kind in sorted(KINDS)[::4])]
-)
+UNKEPT = [
+    pytest.param(kind, False, marks=pytest.mark.slow if idx % 4 else ()) for idx, kind in enumerate(sorted(KINDS)[::4])
+]
+
+
+@pytest.mark.parametrize(("kind", "kept"), [*((kind, True) for kind in KINDS), *UNKEPT])
 def test_logits_and_facts_are_those_of_the_folder(folders, tmp_path, cache, kind, kept):
     file = write_gguf(folders(kind), tmp_path / "model.gguf")
     where = cache if kept else ""

@@ -175,6 +175,11 @@ STORED = (  # kinds with weights as they are
     "qwen3_next float32",
 )
 CASES = [*KINDS, *STORED]
+SHARED = [  # `make test` takes each kind with two threads or with three
+    pytest.param(kind, num_threads, marks=() if num_threads == 2 + idx % 2 else pytest.mark.slow)
+    for idx, kind in enumerate(CASES)
+    for num_threads in (1, 2, 3)
+]
 # Norms of weights around 1 let layers add much, heads of the delta rule have 16 channels, and routers choose others.
 FAR = {"qwen3_5": 0.15, "qwen3_5_moe": 0.4, "qwen3_next": 0.4}
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(70)]
@@ -302,8 +307,7 @@ def test_logits_do_not_depend_on_the_batch_on_kept_rows_or_on_reused_prefixes(ki
         runner.close(slot)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(("kind", "num_threads"), SHARED)
 def test_rows_that_are_shared_out_have_the_logits_and_states_of_few_rows(kind: str, num_threads: int) -> None:
     runner, wish = runner_of(kind), FeatureWish((0, 1, 2))
     texts = [TEXT[i:] + TEXT[:i] for i in range(4)]  # more rows than each thread computes at once

@@ -81,7 +81,7 @@ def load_decoder(
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, cache=weights_folder(cache_dir))
     if decoder is None:
         loaded: LoadedModel = others("transformers.loading", f"{source.name} is a model that").load_to_run(
-            source, dtype=dtype, device=wanted_device
+            source, dtype=dtype, device=wanted_device, cache=weights_folder(cache_dir)
         )
         return loaded
     if source.is_folder:  # what is made of a GGUF file has been checked

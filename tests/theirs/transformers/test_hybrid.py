@@ -108,6 +108,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "zamba2": ("Zamba2", {**ZAMBA, "mamba_ngroups": 1, "mamba_headdim": 32, "num_mem_blocks": 1, "adapter_rank": 4}),
     "jamba": ("Jamba", {"mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}),
 }
+MIXERS = ("qwen3_5", "lfm2", "granite", "kimi_linear", "mamba", "zamba2")  # a family for each kind of state
+SLOW = pytest.mark.slow
 ROW_BY_ROW = ("mamba", "falcon_mamba", "jamba")
 CHAINED: dict[str, Any] = {"num_speculative_tokens": 6, "min_verify_prob": 0.0, "min_path_logprob": -1e9}
 TREES = DraftSettings(verify="tree", beam_width=4, branch=3, budget=8, lead=8, **CHAINED)
@@ -199,7 +201,7 @@ def test_logits_are_those_of_one_pass_over_the_text_whatever_was_dropped_beside_
         runner.close(slot)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name if name in MIXERS else pytest.param(name, marks=SLOW) for name in FAMILIES])
 def test_drafts_of_a_family_change_no_token(name: str) -> None:
     engine = make_engine(runner_of(name), inline(runner_of(name, 0.1)), "sps")
     requests = requests_of(*LENGTHS)

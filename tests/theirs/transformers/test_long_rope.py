@@ -51,6 +51,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "card as a tree": {"method": "card", "placement": "inline", "verify": "tree", "beam_width": 4},
 }
 PAIRED = [("phi3", way) for way in WAYS] + [(name, way) for name in ("llama", "phimoe") for way in ("vanilla", "card")]
+ALONE = [pytest.param(*one, marks=() if one in PAIRED[::3] else pytest.mark.slow) for one in PAIRED]
 LENGTHS = (5, 20, 28, 32, 33, 50, 100)  # of prompts: their texts stay short, grow long, or are long from the start
 NUM_NEW = 24
 
@@ -140,7 +141,7 @@ def test_the_truth_is_what_transformers_writes_with_its_cache_where_it_reads_a_t
     assert cached[0, 20:].tolist() == expected(name, 20)
 
 
-@pytest.mark.parametrize(("name", "way"), PAIRED)
+@pytest.mark.parametrize(("name", "way"), ALONE)
 def test_a_text_alone_is_that_of_transformers_at_every_length(make: Callable[..., LLM], name: str, way: str) -> None:
     llm = make(name, way)
     for length in LENGTHS:

@@ -50,8 +50,11 @@ def test_a_weight_that_is_no_number_is_refused_by_its_name(kind: str, tmp_path: 
         assert "\n" not in str(refused.value)
 
 
-def test_each_weight_is_looked_at_once_and_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [one.numel() for one in saved("mamba", tmp_path).parameters()]
+def test_each_weight_is_looked_at_once_for_each_state_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cache = tmp_path / "model", str(tmp_path / "cache")
+    sizes = [one.numel() for one in saved("mamba", folder).parameters()]
     looked, amax = list[int](), Tensor.amax
 
     def look(one: Tensor) -> Tensor:
@@ -59,5 +62,11 @@ def test_each_weight_is_looked_at_once_and_in_one_go(tmp_path: Path, monkeypatch
         return amax(one)
 
     monkeypatch.setattr(Tensor, "amax", look)
-    load_decoder(tmp_path)
+    load_decoder(folder, cache_dir=cache)
     assert looked == sizes
+    load_decoder(folder, cache_dir=cache)
+    assert looked == sizes, "what has passed is not looked at again"
+    saved("mamba", folder, "backbone.norm_f.weight")
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"backbone\.norm_f\.weight holds NaN"):
+            load_decoder(folder, cache_dir=cache)

@@ -69,13 +69,19 @@ def nan_in(model: str, weight: str) -> str:
 
 def check_tables(model: DecoderModel, files: Sequence[Path], cache: Path | None) -> None:
     """Check what passes read row by row, once for each state of the files if that can be kept; errors as above."""
-    if all(isinstance(table, BlockWeight) for _, table in model.tables):
-        return
-    mark = None if cache is None else cache / "checked" / hashlib.sha256(state_of(files).encode()).hexdigest()[:32]
+    if not all(isinstance(table, BlockWeight) for _, table in model.tables):
+        check_once("", files, cache, lambda: check_numbers(model, model.tables))
+
+
+def check_once(kind: str, files: Sequence[Path], cache: Path | None, check: Callable[[], None]) -> None:
+    """Do a check of a kind, unless files in this state have passed it and there is a cache that says so."""
+    mark = None
+    if cache is not None:
+        mark = cache / "checked" / (hashlib.sha256(state_of(files).encode()).hexdigest()[:32] + kind)
     with contextlib.suppress(OSError):
         if mark is not None and read_kept(mark) == b"":
             return
-    check_numbers(model, model.tables)
+    check()
     with contextlib.suppress(OSError):
         if mark is not None:
             write_kept(mark, b"")

@@ -12,8 +12,9 @@ from card.errors import ModelError
 from card.models.dtypes import parse_device, parse_dtype
 from card.models.facts import check_facts
 from card.models.files.sources import Source, explained, find_source, quiet
+from card.models.files.weight_files import weight_files
 from card.models.loaded_model import LoadedModel
-from card.models.own.exact_layers import nan_in
+from card.models.own.exact_layers import check_once, nan_in
 from card.models.parallel_draft import read_parallel_draft
 from card.models.warn_once import warn_once
 from card.theirs.transformers.devices import computes_bfloat16
@@ -36,8 +37,12 @@ def load_model(
     return load_source(source, dtype=dtype, device=device)
 
 
-def load_source(source: Source, *, dtype: object, device: object) -> PreTrainedModel:
-    """Load a model from its source. On a CPU without bfloat16 instructions, "auto" widens 16-bit weights."""
+def load_source(source: Source, *, dtype: object, device: object, cache: Path | None = None) -> PreTrainedModel:
+    """Load a model from its source. On a CPU without bfloat16 instructions, "auto" widens 16-bit weights.
+
+    Args:
+        cache: the folder for what is kept between starts; None keeps nothing.
+    """
     wanted_dtype, wanted_device = parse_dtype(dtype), parse_device(device)
     with quiet():
         model, report = read_model(source, wanted_dtype)
@@ -48,7 +53,9 @@ def load_source(source: Source, *, dtype: object, device: object) -> PreTrainedM
                 f"{missing[0]}; copy or download the model again"
             )
         check_taken(source, model, report["unexpected_keys"])
-        _check_numbers(source, model)
+        if source.gguf is None:  # whose numbers are looked at as they are converted
+            files = weight_files(Path(source.path)) if source.is_folder else []
+            check_once("-modules", files, cache if files else None, lambda: _check_numbers(source, model))
         with explained(source, "{} cannot be moved to " + wanted_device):
             model.to(wanted_device)
     loaded: PreTrainedModel = model.requires_grad_(False).train(False)
@@ -62,9 +69,9 @@ def load_source(source: Source, *, dtype: object, device: object) -> PreTrainedM
 
 
 def _check_numbers(source: Source, model: PreTrainedModel) -> None:
-    """Look once at each stored number. Raises: ModelError that names a weight with NaN.
+    """Look at each stored number, as fast as memory is read. Raises: ModelError that names a weight with NaN.
 
-    The largest number of a weight with NaN is NaN. It is found as fast as memory is read, in a fiftieth of a start.
+    The largest number of a weight with NaN is NaN.
     """
     stored = model.state_dict().keys()
     for name, weight in (*model.named_parameters(), *model.named_buffers()):  # each once, also if it has two names
@@ -83,7 +90,7 @@ def _widen(model: PreTrainedModel) -> None:
         any_model.float()
 
 
-def load_to_run(source: Source, *, dtype: object, device: str) -> LoadedModel:
-    """Load a model for `card.models.runners`, as a decoder of our own pass if that can run it."""
-    model = load_source(source, dtype=dtype, device=device)
+def load_to_run(source: Source, *, dtype: object, device: str, cache: Path | None) -> LoadedModel:
+    """Load a model for `card.models.runners`, as a decoder of our own pass if that can run it; as `load_source`."""
+    model = load_source(source, dtype=dtype, device=device, cache=cache)
     return walked(model) or model
