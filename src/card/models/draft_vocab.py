@@ -22,6 +22,7 @@ from card.text.tokenizer import Tokenizer
 
 _MARK = "head_ids"
 USUAL_TOKENS = 32_768  # that a draft model proposes by itself; see the README of the folder `classic`
+COUNTED_SHARE = 0.9  # of these that must have been counted; the first ids make up the rest. Mistral's have 0.98
 M = TypeVar("M", bound=LoadedModel)
 
 
@@ -56,11 +57,12 @@ def drafted_ids(tokenizer: Tokenizer | None, num_tokens: int) -> tuple[int, ...]
 def usual_ids(tokenizer: Tokenizer) -> tuple[int, ...] | None:
     """Return the ids of the `USUAL_TOKENS` that texts use most, and of `always_drafted`.
 
-    None: texts use fewer tokens of this vocabulary, as far as they were counted, or it is hardly larger.
+    None: too few tokens of this vocabulary were counted in texts (`COUNTED_SHARE`), or it is hardly larger.
     """
-    if len(tokenizer) < 2 * USUAL_TOKENS or len(used := used_ids(tokenizer.get_vocab())) < USUAL_TOKENS:
+    num_counted = len(used_ids(tokenizer.get_vocab()))
+    if len(tokenizer) < 2 * USUAL_TOKENS or num_counted < COUNTED_SHARE * USUAL_TOKENS:
         return None
-    return tuple(sorted({*used[:USUAL_TOKENS], *always_drafted(tokenizer)}))
+    return drafted_ids(tokenizer, USUAL_TOKENS)
 
 
 def restrict_head(model: LoadedModel, ids: Iterable[int]) -> LoadedModel:
