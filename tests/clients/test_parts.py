@@ -97,7 +97,7 @@ def test_langchain_has_structured_output_in_the_content(served: str, request: py
 
 
 def test_langchain_has_structured_output_as_a_call_behind_thoughts(thinker: Command) -> None:
-    removed = create_model("rm", p=(Literal["a/b"], ...))
+    removed: Any = create_model("rm", p=(Literal["a/b"], ...))
     model = chat(thinker).with_structured_output(removed, method="function_calling")
     assert model.invoke("calls").model_dump() == ARGUMENTS["thinker"]
 
