@@ -26,7 +26,7 @@ from card.models.loading import load_decoder, load_tokenizer
 from tests.text.made_tokenizers import around, marks_of, mistral, npm, npm_pieces, phi3, tekken
 from tests.text.test_published_tokenizers import KEPT, TEXTS, pieces
 
-pytestmark = [pytest.mark.tokenizers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tokenizers, pytest.mark.timeout(3600)]
 
 VERSION = "0.3.36"
 SOURCE = f"llama_cpp_python-{VERSION}"

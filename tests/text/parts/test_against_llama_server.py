@@ -105,7 +105,7 @@ def ask(form: str, texts: list[str]) -> list[dict[str, Any]]:
 def answers(form: str, begun: str | None) -> list[str]:
     """Return texts in a format, behind a prompt that has begun this part."""
     opening = (FORMATS[form].thoughts or ("",))[0]
-    found = []
+    found: list[str] = []
     if form in WRITTEN and form not in NEEDS_MORE:
         thoughts, call = WRITTEN[form]
         found = [thoughts + call, thoughts + BEFORE_CONTENT.get(form, "") + "Hello."]
