@@ -23,6 +23,7 @@ from card.models.draft_vocab import with_head_of
 from card.models.features import FINAL
 from card.models.files.block_names import JOIN, PREFIX, STATE_NORM, TOKEN_NORM, BlockNames, names_of_block
 from card.models.files.generation_config import GenerationConfig
+from card.models.files.gguf.model import block_in_words
 from card.models.files.gguf.source import GgufSource
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.scaled_weights import find_scaled
@@ -242,6 +243,11 @@ def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str, as_stored: bool
             f"it is made for a model of {stated[0]} tokens and a width of {stated[1]}, and the target has "
             f"{lent.embeddings.shape[0]} and {lent.embeddings.shape[1]}"
         )
+    plain = architecture
+
+    def in_words(words: str) -> str:
+        return block_in_words(BlockNames().in_words(words), gguf.block_layer, plain)
+
     as_stored = as_stored and gguf.block_runs_as_stored
     only = {_HEAD, *(PREFIX + name for name in _JOINING)} if as_stored else None
     weights: dict[str, Weight] = dict(gguf.block_weights(dtype, only))
@@ -252,7 +258,7 @@ def read_gguf_block(gguf: GgufSource, lent: Lent, *, dtype: str, as_stored: bool
         weights = {**packed_weights, **weights}
         architecture = architecture.as_stored(weights)
     block = {name.removeprefix(PREFIX): array for name, array in weights.items()}
-    made = block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype), gguf.block_in_words)
+    made = block_of(architecture, config, block, head, lent, gguf.stored_dtype(dtype), in_words)
     made.pages = () if pages is None else (pages,)
     ids = gguf.block_ids
     return made if ids is None else with_head_of(made, ids)

@@ -20,21 +20,12 @@ from card.kernels.packed_linear import GROUP, LANES
 from card.machine.memory import is_shortage
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import TILED
-from card.models.files.block_names import BlockNames
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.files.gguf.config import generation_config
 from card.models.files.gguf.header import GgufError
 from card.models.files.gguf.kept_block import head_place, header_of_block, kept_block
-from card.models.files.gguf.model import (
-    GgufHeader,
-    GgufModel,
-    block_in_words,
-    block_of,
-    model_of,
-    read_gguf,
-    read_kept_ids,
-)
+from card.models.files.gguf.model import GgufHeader, GgufModel, block_of, model_of, read_gguf, read_kept_ids
 from card.models.files.gguf.named_weights import weights_of, write_weights
 from card.models.files.gguf.other_types import type_name
 from card.models.files.gguf.parts import part_files
@@ -251,14 +242,6 @@ class GgufSource:
         """The number of the block that drafts, behind the layers of its model: how many these are."""
         assert self._block_header is not None
         return int(self._block_header.drafting[0].name.split(".")[1])
-
-    def block_in_words(self, words: str) -> str:
-        """Return words about a tensor of the block with the name that the file has for it.
-
-        Args:
-            words: as of `BlockNames.in_words`.
-        """
-        return block_in_words(BlockNames().in_words(words), self.block_layer, self._architecture)
 
     @property
     def block_ids(self) -> IntArray | None:
