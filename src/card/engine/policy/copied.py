@@ -56,7 +56,7 @@ class Copied:
     def __init__(self) -> None:
         self._round = 0
         self._texts: dict[int, _Text] = {}  # by request
-        self.mean = CopiedShare()  # of all rounds of the running texts
+        self.mean = CopiedShare()  # of the running texts
         self.was_asked = False  # any writer, in this round
 
     def begin(self) -> None:
@@ -95,11 +95,11 @@ class Copied:
             if one.request_id not in ended:
                 texts[one.request_id] = text
         self._texts = texts
-        often = [(text.share, 1 / (1 + text.pause) / len(texts)) for text in texts.values()]  # of the rounds that ask
+        shares, count = [text.share for text in texts.values()] or [CopiedShare()], max(1, len(texts))
         self.mean = CopiedShare(
-            sum(share.num_right * part for share, part in often),
-            sum(share.num_verified * part for share, part in often),
-            1 - sum((1 - share.missed) * part for share, part in often),
+            sum(share.num_right for share in shares) / count,
+            sum(share.num_verified for share in shares) / count,
+            sum(share.missed for share in shares) / count,
         )
 
     def _is_due(self, text: _Text) -> bool:
