@@ -262,24 +262,11 @@ def test_a_text_that_writers_copy_in_bursts_is_worth_the_mean_of_all_its_plain_r
     expected = []
     for idx in range(400):
         policy.begin(1, ALL)
-        policy.writer_budget(make_request(0))
         num_right = 12 if idx % 4 == 0 else 0
         result = StepResult(verified=[copying(num_right)], num_tokens=1 + num_right, busy_s=7e-3)
         policy.observe(Outcome(view(), result, 7.3e-3, 1 + num_right, 0, 0.0))
         expected.append(policy.round_of("off")[0])
     assert sum(expected[200:]) / 200 == pytest.approx(4.0, rel=0.15), "rounds without candidates count as well"
-
-
-def test_copies_that_are_not_worth_their_rows_make_plain_decoding_no_slower_than_without_them():
-    dear = ScheduleCost(cores=CoreSet(), target=PassCost(((1, 7e-3), (13, 70e-3))))
-    policy = TunedPolicy({"off": dear}, DraftSettings())
-    alone = policy.predicted("off")
-    for _ in range(30):
-        policy.begin(1, ALL)
-        policy.writer_budget(make_request(0))
-        result = StepResult(verified=[copying(2)], num_tokens=13, busy_s=70e-3)
-        policy.observe(Outcome(view(), result, 70.2e-3, 3, 0, 0.0))
-    assert policy.predicted("off") >= 0.95 * alone
 
 
 def test_what_one_text_copied_says_nothing_of_the_next():
@@ -289,8 +276,6 @@ def test_what_one_text_copied_says_nothing_of_the_next():
     for updates in ([], [ended]):
         result = StepResult(updates=updates, verified=[copying(6)], num_tokens=7, busy_s=7e-3)
         for _ in range(1 if updates else 30):
-            policy.begin(1, ALL)
-            policy.writer_budget(make_request(0))
             policy.observe(Outcome(view(), result, 7.3e-3, 7, 0, 0.0))
         expected = before if updates else pytest.approx(7, rel=0.1)
         assert policy.round_of("off")[0] == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ class Ratio:
 
     measured_s: float = 0.0
     predicted_s: float = 0.0
+    most_at_first: float = math.inf  # bound on the first measured ratio; none where the prediction is a guess
 
     @property
     def value(self) -> float:
@@ -35,7 +37,8 @@ class Ratio:
     def observe(self, measured_s: float, predicted_s: float) -> None:
         """Add one pass; more than twice the expected time is a hiccup of the machine and counts as twice."""
         if measured_s > 0 and predicted_s > 0:
-            self.measured_s = DISCOUNT * self.measured_s + min(measured_s, 2 * self.value * predicted_s)
+            most_s = predicted_s * (2 * self.value if self.predicted_s else self.most_at_first)
+            self.measured_s = DISCOUNT * self.measured_s + min(measured_s, most_s)
             self.predicted_s = DISCOUNT * self.predicted_s + predicted_s
 
 
@@ -52,7 +55,7 @@ class Costs:
         self._layers: dict[Schedule, Ratio] = {}
         self._first_layer = Ratio()  # of a turn, after a target pass: the weights have left the caches
         self._around: dict[bool, Ratio] = {}  # by whether a drafter runs
-        self.rows = 0.0  # context of one request in this round
+        self._rows = 0.0  # context of one request, in the last round
         counts = next(iter(self.at_start.values())).target.experts
         self._use = None if counts is None else ExpertUse(counts, kept=DISCOUNT)
 
@@ -104,7 +107,7 @@ class Costs:
             return self._first_layer.value * self._layer_s(schedule, num_requests, 1)
         return self.draft_s(schedule, num_requests) + 3 * ROUND_S
 
-    def reading_s(self, schedule: Schedule, num_tokens: float) -> float:
+    def reading_s(self, schedule: Schedule, num_tokens: int) -> float:
         """Return the seconds in which the drafter reads so many tokens of a text."""
         cost = self.at_start[schedule].drafter
         return cost.seconds(num_tokens) if cost and num_tokens else 0.0
@@ -122,12 +125,12 @@ class Costs:
         """
         view, result, cost = outcome.view, outcome.result, self.at_start[schedule]
         num_requests = len(view.requests)
-        self.rows = view.num_context_rows / num_requests
+        self._rows = view.num_context_rows / num_requests
         if not view.num_prompt_tokens:
             num_experts = self._observed_experts(result)
             predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows, num_experts)
             place = schedule == "beside", bucket(result.num_tokens)
-            self._target.setdefault(place, Ratio()).observe(result.busy_s, predicted_s)
+            self._target.setdefault(place, Ratio(most_at_first=2.0)).observe(result.busy_s, predicted_s)
             around_s = outcome.seconds - result.busy_s - view.waited_s
             self._around.setdefault(self.drafts(schedule), Ratio()).observe(
                 around_s, self._first_around_s(schedule, num_requests)
@@ -140,7 +143,9 @@ class Costs:
                 ratio.observe(sum(taken for taken, _ in layers[1:]), sum(expected for _, expected in layers[1:]))
         elif outcome.drafter_passes and not view.takes_turns:
             busy_s = outcome.drafter_busy_s * num_requests / outcome.drafter_passes
-            self._layers.setdefault(schedule, Ratio()).observe(busy_s, self._layer_s(schedule, num_requests, width))
+            self._layers.setdefault(schedule, Ratio(most_at_first=2.0)).observe(
+                busy_s, self._layer_s(schedule, num_requests, width)
+            )
 
     def measured(self) -> Mapping[Schedule, ScheduleCost]:
         """Return measured passes, with a point for each class of rows that had at least `LEAST_ROUNDS` rounds."""
@@ -159,7 +164,7 @@ class Costs:
 
     def _predicted_s(self, schedule: Schedule, num_tokens: float, num_requests: int) -> float:
         """Return the seconds of a pass as measured at start, for requests of the present length."""
-        target, num_rows = self.at_start[schedule].target, num_requests * self.rows
+        target, num_rows = self.at_start[schedule].target, num_requests * self._rows
         return target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
 
     def _num_experts(self, num_tokens: float) -> float | None:
@@ -187,7 +192,7 @@ class Costs:
         if cost is None:
             return 0.0
         python_s = ROUND_S if schedule == "turns" else 0.0
-        return cost.seconds(num_requests * width, num_requests, num_requests * self.rows) + python_s
+        return cost.seconds(num_requests * width, num_requests, num_requests * self._rows) + python_s
 
     def _first_around_s(self, schedule: Schedule, num_requests: int) -> float:
         return ROUND_S * (1 + num_requests / 5) * (2 if self.drafts(schedule) else 1)

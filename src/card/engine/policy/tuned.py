@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, starmap, zip_longest
-from operator import sub
 
 from card.config import DraftSettings, Schedule
 from card.drafting.drafter_pass import TurnEnd
 from card.engine.policy.acceptance import DEEPEST, LASTING_COUNT, Acceptance
-from card.engine.policy.choice import best_by_depth, choose
-from card.engine.policy.copied import REQUEST_S, Copied
+from card.engine.policy.asking import REQUEST_S, Asking
+from card.engine.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting
+from card.engine.policy.copied import Copied
 from card.engine.policy.cost import Costs
 from card.engine.policy.modes import REVIEW_ROUNDS, Modes
 from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, ScheduleCost, Wait
@@ -42,13 +41,14 @@ class TunedPolicy(Policy):
         self._pinned = pinned
         self._costs = Costs(schedules)
         self._acceptance = Acceptance()
+        self._asking = Asking()
         self._copied = Copied()
         self._unread = Unread(lambda num_tokens: self._costs.reading_s("turns", num_tokens))
         self._is_reading = False  # the drafter reads a text in this turn
         self._num_running, self._num_drafting = 1, 0  # requests of this round, and those that draft in it
         self._modes = self._new_modes()
         self._has_new_text = False
-        self._round = 0
+        self._round = self._num_plain = 0  # plain rounds since one was observed
         self._follow()
 
     @property
@@ -95,13 +95,10 @@ class TunedPolicy(Policy):
         around_s, num_rows = costs.around_s(schedule, num_requests), num_requests * (1 + copied.num_verified)
         plain_s = around_s + costs.pass_s(schedule, num_rows, num_requests)
         alone = 1.0 + copied.num_right
-        if not costs.drafts(schedule):  # what is not worth its rows is not verified
-            bare_s = around_s + costs.pass_s(schedule, num_requests, num_requests)
-            return (alone, plain_s) if alone * bare_s > plain_s else (1.0, bare_s)
+        if not costs.drafts(schedule):
+            return alone, plain_s
         share = copied.missed if num_drafted is None else num_drafted / num_requests
         has_turn = 1 - (1 - copied.missed) ** num_requests if num_drafted is None else 1.0
-        num_read = num_requests if num_drafted is None else num_drafted  # texts of which the drafter reads every token
-        read_s = costs.reading_s(schedule, num_read * alone) - costs.reading_s(schedule, num_read)
         num_drafted = max(1, round(share * num_requests))
         draft_s = costs.draft_s(schedule, num_drafted, self._width(schedule))
         start_s = costs.first_draft_s(schedule, num_drafted) - draft_s
@@ -111,7 +108,7 @@ class TunedPolicy(Policy):
             gained += share * reached
             seconds = around_s + costs.pass_s(schedule, num_rows + num_requests * share * depth, num_requests)
             if schedule == "turns":
-                here = alone + gained, seconds + read_s + has_turn * (start_s + depth * draft_s)
+                here = alone + gained, seconds + has_turn * (start_s + depth * draft_s)
             else:  # if the tree lacks the token after a path's end, the next round is a plain one
                 lost = (1 - reached) * (1 - agreement)
                 cycle_s = seconds + lost * plain_s
@@ -123,7 +120,7 @@ class TunedPolicy(Policy):
 
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Choose the schedule of a round."""
-        self._copied.begin()
+        self._asking.begin()
         self._num_running = num_requests
         self._modes.begin(num_requests, available, has_new_text=self._has_new_text)
         self._has_new_text = False
@@ -136,13 +133,11 @@ class TunedPolicy(Policy):
 
     def writer_budget(self, request: Request) -> int:
         """Return the budget that follows from recent acceptance of such writers' candidates in this request."""
-        return self._copied.budget(request.request_id, request.draft.budget)
+        return self._asking.budget(request.request_id, request.draft.budget)
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft as far as paths are likely enough; wait only if the settings say so."""
         self.undrafted = {}
-        if view.requests:  # the last round may have been one of longer texts
-            self._costs.rows = view.num_context_rows / len(view.requests)
         if not view.takes_turns:
             return super().prepare(view) if "max_wait_s" in self._pinned else None
         if not view.requests:
@@ -215,20 +210,23 @@ class TunedPolicy(Policy):
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, costs and the speed of the schedule from a round."""
         view, result = outcome.view, outcome.result
+        if self._asking.was_asked and view.requests:
+            row_s = self._costs.row_s(self.schedule, result.num_tokens, len(view.requests))
+            self._asking.observe(result.verified, outcome.seconds, rate=self._modes.rate, row_s=row_s)
         self._round += 1
         self._unread.observe(view.requests, result.updates)
         if not view.requests:
             return
-        if self._copied.was_asked and not view.num_prompt_tokens:  # beside a prompt rows cost more than elsewhere
-            row_s = self._costs.row_s(self.schedule, result.num_tokens, len(view.requests))
-            ended = {one.request_id for one in result.updates if one.finish_reason}
-            self._copied.observe(result.verified, outcome.seconds, rate=self._modes.rate, row_s=row_s, ended=ended)
         is_plain = self.schedule == "off" and not any(one.offer for one in result.verified)
         if is_plain and self._round % REVIEW_ROUNDS:  # teaches nothing, and must cost no more than plain decoding
+            self._num_plain += 1
             self._modes.observe(len(view.requests), outcome.num_committed, outcome.seconds, num_drafting=0)
             return
         self._has_new_text |= self._acceptance.begin(request.request_id for request in view.requests)
         self._acceptance.observe(result.verified)
+        ended = {one.request_id for one in result.updates if one.finish_reason}
+        self._copied.observe(result.verified, ended, num_plain=self._num_plain)
+        self._num_plain = 0
         is_reading = self._is_reading and view.takes_turns
         self._costs.observe(self.schedule, self.beam_width(), outcome, is_reading=is_reading)
         self._modes.observe(
@@ -266,16 +264,24 @@ class TunedPolicy(Policy):
 
     def _well_offered(self, view: RoundView) -> set[int]:
         """Return the requests with candidates of other writers so likely that a draft is not worth its time."""
-        costs, num_requests, rate = self._costs, len(view.requests), self._modes.rate
-        draft_s = costs.draft_s(self.schedule, num_requests) / num_requests
-        start = rate * (costs.first_draft_s(self.schedule, num_requests) / num_requests - draft_s)
-        layer = rate * (draft_s + costs.row_s(self.schedule, 4 * num_requests, num_requests))
-        reached = [self._acceptance.pair.value**depth for depth in range(1, 1 + DEEPEST)]
+        num_requests, rate, agreement = len(view.requests), self._modes.rate, self._acceptance.pair.value
+        draft_s = self._costs.draft_s(self.schedule, num_requests) / num_requests
+        start_s = self._costs.first_draft_s(self.schedule, num_requests) / num_requests - draft_s
+        price = rate * self._costs.row_s(self.schedule, 4 * num_requests, num_requests)
         resting = set()
         for request, offer in zip(view.requests, view.undrafted, strict=True):
-            probs = self._acceptance.probabilities(offer, is_greedy=_is_greedy(request)) if offer else []
-            gains = starmap(sub, zip_longest(reached, best_by_depth(offer, probs)[:DEEPEST], fillvalue=0.0))
-            if offer and max(accumulate(max(0.0, gain) - layer for gain in gains)) <= start:
+            if not offer:
+                continue
+            probs = self._acceptance.probabilities(offer, is_greedy=_is_greedy(request))
+            gains = further_gains(
+                1.0,
+                range(DEEPEST),
+                agreement=agreement,
+                price=price,
+                present=best_by_depth(offer, probs),
+                num_verified=sum(prob > price for prob in probs),
+            )
+            if not is_worth_drafting(gains, start_s=start_s, seconds=draft_s, rate=rate):
                 resting.add(request.request_id)
         return resting
 
