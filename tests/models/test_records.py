@@ -73,6 +73,9 @@ def at_once(num_taps: int = 3) -> AtOnce:
     return AtOnce(lambda: make_runner(num_taps=num_taps, max_tree_rows=256))
 
 
+goes_on = at_once().goes_on
+
+
 @pytest.mark.parametrize("num_taps", [2, 3, 5])
 def test_logits_and_greedy_tokens_are_those_of_transformers(num_taps: int) -> None:
     at_once(num_taps).check_against(copy.deepcopy(model_of(num_taps=num_taps)))

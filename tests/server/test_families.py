@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.server.running import Running
+from tests.server.scripted import scripted_bytes, served
 from tests.server.test_part_grammars import WRITTEN
-from tests.server.test_parts import parts, served, spoken
+from tests.server.test_parts import parts, spoken
 from tests.text.parts.test_answers_of_families import TEMPLATES
 
 pytestmark = pytest.mark.timeout(240)
@@ -72,7 +73,7 @@ def test_an_answer_of_a_family_is_the_same_through_every_door(form: str) -> None
     thoughts, call = WRITTEN[form]
     scripts = {"calling": cut(thoughts + call), "talking": cut(thoughts + "Done: 7.", 19)}
     path = "a\nb" if form == "qwen3-coder" else "a"
-    for server in served(scripts, template):
+    for server in served(scripted_bytes(scripts, template)):
         assert through_all_doors(server, "calling") == ("Hm.", "", [("rm", {"p": path, "n": 3})])
         assert through_all_doors(server, "talking") == ("Hm.", "Done: 7.", [])
 
@@ -80,7 +81,7 @@ def test_an_answer_of_a_family_is_the_same_through_every_door(form: str) -> None
 def test_the_prompt_has_begun_the_thoughts() -> None:
     template = (TEMPLATES / "Qwen-Qwen3-0.6B.jinja").read_text("utf-8") + ASKED
     scripts = {"now<think>": ["Short.\n</thi", 'nk>\n\n{"a"', ": 7}"]}
-    for server in served(scripts, template):
+    for server in served(scripted_bytes(scripts, template)):
         assert through_all_doors(server, "now<think>") == ("Short.", '{"a": 7}', [])
 
 
@@ -88,7 +89,7 @@ def test_solars_answer_does_not_stop_behind_its_thoughts() -> None:
     marks = ("<|think|>", "<|end|>", "<|begin|>", "<|content|>", "<|flush|>", "<|calls|>", "<|tool_calls|>")
     template = "{# <|tool_call:begin|> <|think|> tools #}{{ '<|end|>' if messages[1:] }}" + ASKED
     script = ["<|think|>", "Hm.", "<|end|>", "<|begin|>", "assistant", "<|content|>", "Hello!", "<|flush|>"]
-    for server in served({"solar": script}, template, marks):
+    for server in served(scripted_bytes({"solar": script}, template, marks)):
         assert through_all_doors(server, "solar") == ("Hm.", "Hello!", [])
 
 
@@ -97,5 +98,5 @@ def test_a_call_of_command_r7b_is_one() -> None:
     template = f"{{# {' '.join(marks)} tools #}}" + ASKED
     call = '[\n    {"tool_call_id": "0", "tool_name": "rm", "parameters": {"p": "/"}}\n]'
     script = [marks[0], "Hm", marks[1], marks[2], call, marks[3]]
-    for server in served({"cohere": script}, template, marks):
+    for server in served(scripted_bytes({"cohere": script}, template, marks)):
         assert through_all_doors(server, "cohere") == ("Hm", "", [("rm", {"p": "/"})])

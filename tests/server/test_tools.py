@@ -388,7 +388,7 @@ UNKNOWN_KEY = tool("f", a={"not": {"type": "string"}})["function"]["parameters"]
             "not",
         ),
         ({"tools": TOOLS, "guided_regex": "a+"}, "guided_regex", "does not go with"),
-        ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos", "grammar"),
+        ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos", "required form"),
         (
             {"messages": [{"role": "user", "content": "a", "tool_calls": []}, {"role": "tool"}]},
             "messages.1.content",

@@ -22,7 +22,7 @@ def test_recordings_and_mined_mismatches_are_those_of_runners_with_room_for_all(
     for room in (4, 256):
         target, draft = (KINDS[kind].make_runner(noise, max_tree_rows=room) for noise in (0.0, 0.1))
         recorded = record_texts(target, draft, answers, params, coupled_noise=False)
-        miner = Miner(target, draft, answer_of=tuple, max_tokens=60, end_ids=frozenset())
+        miner = Miner(target, draft, answer_of=lambda _, answer: tuple(answer), max_tokens=60, end_ids=frozenset())
         (mined,) = miner.mine([(0, TEXT[:30])])
         assert len(mined.is_important) > 1
         found.append((recorded, mined.features.numpy().tobytes(), mined.is_important))
