@@ -16,9 +16,6 @@ CORE := .venv-core
 # Pythons to try the core in, and which of its tests: make test-core PYTHONS=python3.12 TESTS=tests/machine
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 TESTS ?= $(shell sed -n '/^CORE_TESTS = (/,/^)/p' tests/sources.py | grep -o '"[a-z]*"' | tr -d '"' | sed 's|.*|tests/&|') tests/crosses tests/test_without_torch.py
-# How many processes run them: one a core, or half as many beside other tests.
-CORE_WORKERS := logical
-HALF = $(shell getconf _NPROCESSORS_ONLN | awk '{ print int(($$1 + 1) / 2) }')
 # What pytest runs by itself, and what takes long beside it: all but what needs a machine or an environment of its own.
 WITH_SLOW := $(shell sed -n "s/^addopts.* -m \"\(.*\)\"'$$/\1/p" pyproject.toml | sed 's/not slow and //')
 # In a loop over PYTHONS: the environment of one that is there.
@@ -35,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_COMPILE := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-weights test-clients test-agents test-vllm test-onnx test-ray test-arm bench-peers lint style types types-and-core beside-core set-up-core clean
+.PHONY: help demo test test-slow test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-weights test-clients test-agents test-vllm test-onnx test-ray test-arm bench-peers lint style types beside-core set-up-core clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -46,11 +43,7 @@ demo: $(CORE_STAMP) ## set up what text and the server need, then generate with 
 test: ## set up everything, then check format, lint, types and run the tests, in a process for each core and eight at most: those of the core without PyTorch
 	$(MAKE) -j 2 $(STAMP) set-up-core PYTHONS=$(PYTHON)
 	$(MAKE) style
-	$(MAKE) -k -j 2 types-and-core beside-core
-
-# One after the other beside the other tests, so that no core waits while these do: by half as many processes.
-types-and-core:
-	$(MAKE) types; status=$$?; $(MAKE) test-core PYTHONS=$(BIN)/python CORE_WORKERS=$(HALF) && exit $$status
+	$(MAKE) -k -j 3 types beside-core test-core PYTHONS=$(BIN)/python
 
 # Collecting compiles a thousand modules: done once before, as all processes would do it at the same time.
 beside-core: $(STAMP)
@@ -64,7 +57,7 @@ test-slow: $(STAMP) ## set up, then run the tests and all that take long with ne
 test-core: set-up-core ## for each Python of PYTHONS that is there, set up an environment without PyTorch, then run the tests of the core in it
 	for python in $(PYTHONS); do \
 		$(CORE_PLACE); \
-		$$place/bin/python -m pytest -n $(CORE_WORKERS) --maxprocesses 8 --dist worksteal $(TESTS) || exit 1; \
+		$$place/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(TESTS) || exit 1; \
 	done
 
 set-up-core:

@@ -14,7 +14,15 @@ from pydantic import BaseModel, create_model
 from tests.clients.running import FOLDER, KEY, run_client
 from tests.server.running import Command, command
 from tests.server.scripted import scripted_bytes
-from tests.server.test_parts import CHANNEL_MARKS, CHANNEL_TEMPLATE, CHANNELS, FINAL, THINKING, THINKING_TEMPLATE
+from tests.server.test_parts import (
+    CALL,
+    CHANNEL_MARKS,
+    CHANNEL_TEMPLATE,
+    CHANNELS,
+    FINAL,
+    THINKING,
+    THINKING_TEMPLATE,
+)
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
@@ -58,6 +66,11 @@ def final(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     yield from _served(tmp_path_factory.mktemp("final"), FINAL, CHANNEL_TEMPLATE, CHANNEL_MARKS)
 
 
+@pytest.fixture(scope="module")
+def called(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    yield from _served(tmp_path_factory.mktemp("called"), CALL, CHANNEL_TEMPLATE, CHANNEL_MARKS)
+
+
 def _served(
     folder: Path, scripts: dict[str, list[str]], template: str, special: tuple[str, ...] = ()
 ) -> Iterator[Command]:
@@ -96,10 +109,11 @@ def test_langchain_has_structured_output_in_the_content(served: str, request: py
     assert model.invoke("json") == A(a=7)
 
 
-def test_langchain_has_structured_output_as_a_call_behind_thoughts(thinker: Command) -> None:
-    removed: Any = create_model("rm", p=(Literal["a/b"], ...))
-    model = chat(thinker).with_structured_output(removed, method="function_calling")
-    assert model.invoke("calls").model_dump() == ARGUMENTS["thinker"]
+@pytest.mark.parametrize(("served", "argument"), [("thinker", "a/b"), ("called", "x")])
+def test_langchain_has_structured_output_as_a_call(served: str, argument: str, request: pytest.FixtureRequest) -> None:
+    removed: Any = create_model("rm", p=(Literal[argument], ...))  # type: ignore[valid-type]
+    model = chat(request.getfixturevalue(served)).with_structured_output(removed, method="function_calling")
+    assert model.invoke("calls").model_dump() == {"p": argument}
 
 
 def openais(server: Command) -> openai.OpenAI:

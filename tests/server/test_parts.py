@@ -65,6 +65,20 @@ CHANNELS: dict[str, list[str]] = {
 }
 CHANNEL_MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>")  # tokens of gpt-oss
 FINAL = {"json": ["<|channel|>", "final", "<|message|>", '{"a', '": 7', "}"]}
+CALL = {
+    "calls": [
+        "<|channel|>",
+        "commentary",
+        " to=functions.rm ",
+        "json",
+        "<|message|>",
+        '{"p"',
+        ': "',
+        "x",
+        '"}',
+        "<|call|>",
+    ]
+}
 CHANNEL_TEMPLATE = "{% if tools %}<|start|><|channel|><|message|>{% endif %}{{ messages[-1].content }}"
 
 
@@ -149,6 +163,18 @@ def test_a_schema_holds_the_final_channel() -> None:
     for server in served(scripted_bytes({"json": script}, CHANNEL_TEMPLATE, CHANNEL_MARKS)):
         thoughts, content, calls = parts(spoken(server, "json", response_format=form, thinking_budget=5))
         assert (thoughts, json.loads(content or ""), calls) == ("Hm?", {"a": 7}, [])
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "rm"}}])
+def test_a_call_of_a_channel_may_be_forced_and_is_no_thought(choice: Any) -> None:
+    pytest.importorskip("llguidance")
+    for server in served(scripted_bytes(CALL, CHANNEL_TEMPLATE, CHANNEL_MARKS)):
+        answer = spoken(server, "calls", tools=[_rm({"enum": ["x"]})], tool_choice=choice)
+        ((name, arguments),) = parts(answer)[2]
+        assert (name, json.loads(arguments)) == ("rm", {"p": "x"})
+        usage = answer["usage"]
+        written = usage["completion_tokens"] - usage["completion_tokens_details"]["reasoning_tokens"]
+        assert written >= 4, "arguments are no thoughts; what stands around them is not shown, and counts as such"
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "rm"}}])

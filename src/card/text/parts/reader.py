@@ -251,6 +251,7 @@ class AnswerReader:
             if not (yield from self._try(before + syntax.marker, syntax.read(source, self._calls))):
                 return
         elif self.num_calls != self._most_calls:
+            self._turn_to("content")  # arguments are no thoughts
             self._calls.begin(name)
             yield from self._source.skip_space()
             if (yield from self._source.value(self._calls.add)) or self._source.text:
