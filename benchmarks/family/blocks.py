@@ -27,6 +27,7 @@ _MOST_SECONDS = 115.0  # of a run: all three take less than six minutes
 def bench_command(target: str, draft: str, args: argparse.Namespace) -> list[str]:
     """Return the arguments of `card bench` for a pair."""
     rows = ["--methods", "vanilla,sps,card", "--sps-lengths", "2,3", "--force-acceptance", str(args.acceptance)]
+    rows += ["--temperature", "1"]  # greedily, random weights repeat a token, and all is copied
     texts = ["--limit", "1", "--max-tokens", str(args.max_tokens), "--repeats", str(args.repeats), "--raw"]
     return ["bench", "--target", target, "--draft", draft, *rows, *texts, "--out", str(args.out)]
 
