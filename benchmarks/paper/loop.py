@@ -135,7 +135,7 @@ class PaperRounds:
         self._worker = worker
         self._depths: list[int] = []
         self.schedule: Schedule = "turns"
-        self.cores = CoreSet()
+        self.cores = self.reading_cores = CoreSet()
         self._num_layers = settings.layers_per_round
         self._verifies_new_layers = settings.variant == "no-re-rooting-turns"
 

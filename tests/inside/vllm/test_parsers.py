@@ -16,7 +16,7 @@ from tests.text.parts.test_answers_of_families import TOOLS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-# vLLM's parsers of calls and of thoughts, by format. Those of Granite's and DeepSeek V3's thoughts are left out: the one
+# vLLM's parsers of calls and of thoughts, by format. Left out are Granite's and DeepSeek V3's of thoughts: the one
 # looks for sentences of an older model, the other asks whether the request wanted thoughts. Left out whole: Hy3's looks
 # for tokens of another vocabulary, Command's reads token ids only.
 PARSERS: dict[str, tuple[str, str | None]] = {
