@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from card.tools.bench.results import Run, load
+from card.tools.bench.summary import ratio
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 README_PAGES = sorted((ROOT / "src" / "card").rglob("README.md"))
@@ -26,6 +29,7 @@ PAGES = [
 EDGE = "src/card/tools/planner/edge/README.md"
 CTC = "src/card/family/ctc/README.md"
 EAGLE = "src/card/family/eagle/README.md"
+STATES = "src/card/family/states/README.md"
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 TOLD_COMMIT = re.compile(r"\b(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,40}\b")  # in a page
@@ -184,15 +188,14 @@ def test_the_table_of_the_edge_is_that_of_its_lines() -> None:
         assert cells == [*told, "" if alone else f"{saved:.0f} %"], (overlap, ways)
 
 
+def means(line: Mapping[str, Any], *names: str) -> list[str]:
+    return [line["overlap"].upper(), line["place"], *(f"{line['ms_a_token'][name]:.1f}" for name in names)]
+
+
 def test_the_table_of_places_is_that_of_its_lines() -> None:
     names = ("no drafters", "random", "best-signal", "most-compute", "matching")
     told = [
-        [
-            line["overlap"].upper(),
-            line["place"],
-            *(f"{line['ms_a_token'][name]:.1f}" for name in names),
-            f"{100 * line['saved_on_best']:.1f} ± {100 * line['saved_range_95']:.1f} %",
-        ]
+        [*means(line, *names), f"{100 * line['saved_on_best']:.1f} ± {100 * line['saved_range_95']:.1f} %"]
         for line in lines_of(RESULTS / "edge_places.jsonl")
     ]
     heading = "| overlap | place | alone | `random` | `best-signal` | `most-compute` | `matching` | saved |"
@@ -201,17 +204,59 @@ def test_the_table_of_places_is_that_of_its_lines() -> None:
 
 def test_the_table_of_batches_at_the_edge_is_that_of_its_lines() -> None:
     names = ("no drafters", "most-compute", "matching", "matching, held", "shortest-pass")
-    told = [
-        [
-            line["overlap"].upper(),
-            line["place"],
-            f"{line['walk_m']:.0f} m",
-            *(f"{line['ms_a_token'][name]:.1f}" for name in names),
-        ]
-        for line in lines_of(RESULTS / "edge_batched.jsonl")
-    ]
+    told = []
+    for line in lines_of(RESULTS / "edge_batched.jsonl"):
+        overlap, place, *cells = means(line, *names)
+        told.append([overlap, place, f"{line['walk_m']:.0f} m", *cells])
     names_shown = "alone | `most-compute` | `matching` | held | `shortest-pass`"
     assert rows_of(EDGE, f"| overlap | place | walk | {names_shown} |") == told
+
+
+def times(run: Run, row: str) -> str:
+    """Return a row's speed over that of the run's baseline, as tables have it."""
+    (pair,), (workload,) = run.pairs, run.workloads
+    found = ratio(run, row, run.baseline, pair=pair.name, workload=workload.name)
+    assert found is not None
+    return f"{found.median:.2f}"
+
+
+def test_the_table_of_blocks_is_that_of_its_lines() -> None:
+    told = [[times(run, "sps-all-cores"), times(run, "card")] for run in load(RESULTS / "blocks.jsonl")]
+    assert [cells for _, *cells in rows_of(STATES, "| model | chains of 3 | the default |")] == told
+
+
+def test_the_table_of_the_draft_server_is_that_of_its_lines_and_the_readme_rounds_it() -> None:
+    told = [
+        [
+            times(run, "turns"),
+            *(
+                " / ".join(times(run, f"{row}, {ms} ms away") for ms in ("0.2", "5", "20"))
+                for row in ("fixed", "default")
+            ),
+        ]
+        for run in load(RESULTS / "draft_server.jsonl")
+    ]
+    heading = "| | turns, one core | fixed `card`, 0.2 / 5 / 20 ms away | the default |"
+    assert [cells for _, *cells in rows_of("docs/draft-server.md", heading)] == told
+    ((in_turns, _, default), _) = told
+    words = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    away = float(default.split(" / ")[1])
+    assert f"5 ms away: {away:.1f} times plain, in turns on one core {float(in_turns):.1f}." in words
+
+
+def test_the_table_of_the_loop_on_a_real_pair_is_that_of_its_lines() -> None:
+    best: dict[tuple[str, float], dict[str, tuple[float, int]]] = {}
+    for line in lines_of(RESULTS / "paper_real_loop.jsonl"):
+        column = f"K = {line['beam_width']}" if line["row"] == "loop" else line["row"]
+        cells = best.setdefault((line["workload"], line["temperature"]), {})
+        cells[column] = max(cells.get(column, (0.0, 0)), (line["speed_up"], line["layers_per_round"]))
+    heading = "| set, temperature | K = 5 | 25 | 45 | 105 | 205 | turns, a core each | turns, both cores |"
+    columns = [*(f"K = {width}" for width in (5, 25, 45, 105, 205)), "turns, one core each", "turns, all cores"]
+    told = [
+        [f"{workload}, {temperature:g}", *(f"{cells[name][0]:.2f} ({cells[name][1]})" for name in columns)]
+        for (workload, temperature), cells in best.items()
+    ]
+    assert [[name.lower(), *cells] for name, *cells in rows_of("benchmarks/paper/README.md", heading)] == told
 
 
 def test_the_table_of_heads_is_that_of_its_lines() -> None:

@@ -23,7 +23,7 @@ except ImportError:  # Windows
 
 CPU_SECONDS = 5  # of all tests together
 _MEMORY_BYTES = 1 << 30  # of addresses
-_OUTPUT_BYTES = 1 << 12
+_OUTPUT_BYTES = 1 << 12  # that it may write: a character for each test
 
 # Loaded before the fence closes; the rest of the standard library cannot be imported.
 _MODULES = (

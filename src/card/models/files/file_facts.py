@@ -14,7 +14,7 @@ from card.models.files.gguf.parts import part_files
 from card.models.files.places import hub_file, local_model
 from card.models.files.weight_files import raw_config, weight_files
 
-_END_BYTES = 1 << 20
+_END_BYTES = 1 << 20  # of each end of a file that its digest reads
 # By number, what llama.cpp calls a mixture of types.
 # Source: `llama_ftype` in https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
 _MIXTURES: Mapping[int, str] = {

@@ -29,13 +29,12 @@ from card.tools.bench.environment import describe_run
 from card.tools.planner.measuring import state_draft_of
 from card.tools.planner.own_drafts import check_recordable, record_method
 from card.tools.planner.recording import HeadRows, RecordedText, Recording, Rows, TargetText, pack_text
-from card.tools.planner.state_drafts import NUM_DEEPER, deeper_logits, inputs_of
+from card.tools.planner.state_drafts import CHUNK, NUM_DEEPER, deeper_logits, inputs_of
 from card.tree.logits import Logits, as_array, top
 
 NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps
 _RULED_OUT_LOGPROB = -100.0  # of a candidate that top-k, top-p or min-p leave out
-_CHUNK = 64  # positions whose logits are in memory at once
 _RECORD_HEAD = "card.tools.planner.head_drafts:record_head"  # with a head
 
 
@@ -195,7 +194,7 @@ def _logits(model: LanguageModel, answer: TargetText, inputs: Floats | None = No
     text, first = whole[skipped:], len(answer.prompt_ids) - 1 - skipped  # the row that predicts the first token
     slot = model.open(len(text))
     try:
-        for begin, end in pairwise([0, *range(first, len(text), _CHUNK), len(text)]):
+        for begin, end in pairwise([0, *range(first, len(text), CHUNK), len(text)]):
             given = None if inputs is None else inputs[begin:end]
             if begin < first:
                 model.forward([Extension(slot, text[:end], range(-1, end - 1), end, inputs=given)])

@@ -21,7 +21,7 @@ from card.tools.planner.recording import TargetText
 from card.tree.logits import FloatArray, as_array
 
 NUM_DEEPER = 4  # layers of a chain behind its first: longer chains count as the last
-_CHUNK = 64  # chains whose logits are in memory at once
+CHUNK = 64  # positions, or chains, whose logits are in memory at once
 
 
 def inputs_of(draft: LanguageModel, target: LanguageModel, answer: TargetText) -> Floats | None:
@@ -64,7 +64,7 @@ def deeper_logits(
     wish = FeatureWish((makes.own_state,), "logits")
     draft.features.wish([wish])
     try:
-        for begin in range(0, len(answer.token_ids) - 1, _CHUNK):
+        for begin in range(0, len(answer.token_ids) - 1, CHUNK):
             yield from _chains(draft, makes, wish, answer, inputs, begin)
     finally:
         draft.features.wish([])
@@ -75,7 +75,7 @@ def _chains(
 ) -> Iterator[tuple[int, range, FloatArray]]:
     """Yield the layers of the chains that begin at some places of the answer."""
     text, ids = [*answer.prompt_ids, *answer.token_ids][makes.first_place :], answer.token_ids
-    end = min(begin + _CHUNK, len(ids) - 1)
+    end = min(begin + CHUNK, len(ids) - 1)
     first = len(inputs) - len(ids) + begin  # the text's row behind which the first chain begins
     rows = range(first, first + end - begin)
     slot = draft.open(rows.stop + NUM_DEEPER * len(rows))
