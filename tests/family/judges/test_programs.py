@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,15 @@ from card.family.judges import fence, programs
 from card.family.judges.programs import ProgramTask, check_fence, read_tasks, run_behind_fence
 from tests.commands import Ran, run_command
 
-try:
-    check_fence()
-except SettingsError as error:
-    pytest.skip(str(error), allow_module_level=True)
+
+def _status() -> str:
+    file = Path("/proc/self/status")
+    return file.read_text("utf-8") if file.exists() else ""
+
+
+# Asked of the system and not of the fence: one that does not hold must fail here.
+if platform.machine() not in ("x86_64", "aarch64") or "Seccomp:" not in _status():
+    pytest.skip("this system has no filter of system calls", allow_module_level=True)
 
 TASK = ProgramTask("Add one.", ("assert f(1) == 2", "assert f(2) == 4"))
 
