@@ -141,8 +141,20 @@ def test_without_files_to_open_nothing_is_found_kept_or_lost(pair: Pair, tmp_pat
         assert LatencyStore(tmp_path).cost(known) is None
         store.keep_cost(other, COST)
         assert store.cost(known) == store.cost(other) == COST
-        store.clear()
+        store.forget_times()
     assert LatencyStore(tmp_path).cost(known) == COST
+
+
+def test_checks_and_agreements_outlive_times(tmp_path: Path):
+    store = LatencyStore(tmp_path)
+    store.keep_check(key("check"))
+    store.keep_agreement(key("agreement"), 0.5)
+    store.keep_cost(key("pass"), COST)
+    store.keep_threads(key("threads"), 2)
+    store.forget_times()
+    for one in (store, LatencyStore(tmp_path)):
+        assert one.was_checked(key("check")) and one.agreement(key("agreement")) == 0.5
+        assert one.cost(key("pass")) is None and one.threads(key("threads")) is None
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,12 @@ class Measuring:
     def forget_if_wrong(self, plan: CorePlan) -> None:
         """Forget what a few passes of a quiet moment contradict.
 
-        A pass time that differs from the kept one means that this machine has changed: all is forgotten. A pass beside
-        other work proves nothing.
+        A pass time that differs from the kept one means that this machine has changed: all times are forgotten. A pass
+        beside other work proves nothing.
         """
         known = self._store.cost(self._key("pass", self._kept_threads(plan.alone)))
         if known is not None and self._is_changed(known, self._kept_threads(plan.alone)):
-            self._store.clear()
+            self._store.forget_times()
             return
         for core_set in dict.fromkeys((plan.beside, plan.alone)):
             kept = self._kept_threads(core_set)

@@ -110,11 +110,15 @@ class LatencyStore:
         if self._entries.pop(key.digest, None) is not None:
             _write(self._file, self._entries)
 
-    def clear(self) -> None:
-        """Forget everything: this machine is not what it was."""
-        self._entries = {}
+    def forget_times(self) -> None:
+        """Forget all but checks and agreements: this machine is not what it was, and these know nothing of time."""
+        self._entries = {
+            digest: one
+            for digest, one in (self._entries | _read(self._file)).items()
+            if one.is_checked or one.agreement is not None
+        }
         if self._file is not None:
-            _write(self._file, {})
+            _write(self._file, self._entries)
 
     def _find(self, key: LatencyKey | None) -> _Entry | None:
         entry = None if key is None else self._entries.get(key.digest)
