@@ -59,7 +59,7 @@ class NestedCalls:
         while True:
             key = yield from self._next_key(source, end)
             if key is None:
-                return not is_list and (bool(source.text) or not source.is_over)
+                return not is_list and not source.is_cut_off(end, self.mark + "<")
             if not key:
                 return True
             emit(joint if is_list else f"{joint}{json.dumps(key, ensure_ascii=False)}: ")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 from card.text.parts.answer_format import AnswerFormat, Part
 from card.text.parts.calls import Calls, JsonCalls, read_objects
-from card.text.parts.pieces import Content, Piece, Thoughts, Tools, joined
+from card.text.parts.pieces import CallArguments, Content, Piece, Thoughts, Tools, joined
 from card.text.parts.source import NoCallError, Reading, Source
 
 _MOST_AT_ONCE = 2048  # characters: what is read is cut off what has come, so that must stay short
 _FENCES = ("```json", "```")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class AnswerReader:
@@ -41,7 +44,7 @@ class AnswerReader:
             takes_bare: a call may lack its marks, as some models leave them out.
             has_content: False if a grammar allows only calls; the beginning of one is not content then.
             most_calls: what follows so many calls is left out.
-            shown: returns the text of marks that turn out to be content.
+            shown: returns the text of marks that turn out to be content, or part of an argument.
         """
         self._form, self._shown, self._most_calls = form, shown, most_calls
         self._takes_bare, self._has_content = takes_bare, has_content
@@ -50,6 +53,7 @@ class AnswerReader:
         self._space = ""  # at the end of a part so far
         self._may_be_bare = True  # the content may begin with a call that lacks its marks
         self._is_fresh = True  # the part has no text yet
+        self._has_turned = False  # a mark has begun a part, which may have had no text
         self._given: set[type] = set()  # kinds of parts that have text
         self.part: Part = starts_in or form.starts_in
         self._begins_anew = starts_in is None  # thoughts may come first
@@ -263,7 +267,7 @@ class AnswerReader:
             self._turn_to(self._marks[mark])
 
     def _turn_to(self, part: Part) -> None:
-        self.part, self._space, self._is_fresh = part, "", True
+        self.part, self._space, self._is_fresh, self._has_turned = part, "", True, True
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
@@ -288,8 +292,11 @@ class AnswerReader:
 
     @property
     def _drops_leading_space(self) -> bool:
-        return bool(self._given) or bool(self._marks) or self.num_calls > 0
+        return self._has_turned or bool(self._marks) or self.num_calls > 0
 
     def _give(self, piece: Piece) -> None:
         self._source.tried = ""
+        if isinstance(piece, CallArguments):  # what stands for a token, or comes of half an escape, cannot be encoded
+            text = _SURROGATE.sub(lambda found: json.dumps(self._shown(found[0]))[1:-1], piece.text)
+            piece = CallArguments(piece.call_idx, text)
         self._pieces.append(piece)

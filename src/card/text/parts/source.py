@@ -86,6 +86,10 @@ class Source:
             self.take(len(self.text))
         return found is not None
 
+    def is_cut_off(self, *marks: str) -> bool:
+        """Return whether the text is over where one of these marks may have begun."""
+        return self.is_over and any(mark.startswith(self.text) for mark in marks)
+
     def until(self, marks: Sequence[str], emit: Callable[[str], None]) -> Reading[str | None]:
         """Give out the text before the first of some marks and read the mark; None at the end of the text.
 
