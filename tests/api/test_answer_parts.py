@@ -76,6 +76,17 @@ def test_a_view_changes_no_token_and_a_mark_that_is_spelled_out_is_none() -> Non
     assert sum(sum(chunk.thinks) for chunk in chunks) == 6
 
 
+def test_calls_of_the_given_tools_are_pieces_of_a_stream() -> None:
+    call = '<tool_call>{"name": "rm", "arguments": {"p": "/"}}</tool_call>'
+    model = scripted_bytes({"say": ["Well", call]}, "{# </think> tools <tool_call> #}{{ messages[-1].content }}")
+    asked, tools = [{"role": "user", "content": "say"}], [{"type": "function", "function": {"name": "rm"}}]
+    params = SamplingParams(max_tokens=30, temperature=0.0)
+    with LLM(model.model, tokenizer=model.tokenizer, method="vanilla") as llm:
+        for given, said in ((tools, Said("Well", "", [("rm", '{"p": "/"}')])), (None, Said("Well" + call))):
+            chunks = list(llm.stream(asked, params, tools=given, reads_parts=True))
+            assert Said.by(piece for chunk in chunks for piece in chunk.pieces) == said
+
+
 def test_an_unknown_format_is_one_line_with_the_list() -> None:
     with pytest.raises(SettingsError, match=r"must be auto or one of none, think, hermes, .*, got 'gpt5'$"):
         LLM("demo-target", answer_format="gpt5")
