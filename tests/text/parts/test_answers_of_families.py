@@ -410,6 +410,27 @@ def test_a_call_that_is_cut_off_is_not_taken_for_a_whole_one(form: str, begun: A
                     json.loads(arguments)
 
 
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '{"a": 1}', '{"a": 1}'),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "12", "12"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "12", 12),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/A"}]}, '{"a": 1}', {"a": 1}),
+        ({"type": ["string", "null"]}, "true", "true"),
+        ({"enum": ["1", "2", None]}, "1", "1"),
+        ({"const": "7"}, "7", "7"),
+        ({}, "7", 7),
+    ],
+)
+def test_a_value_between_tags_has_a_type_that_its_schema_allows(schema: Any, written: str, value: Any) -> None:
+    tools = {"f": {"type": "object", "properties": {"v": schema}}}
+    text = f"<tool_call>\n<function=f>\n<parameter=v>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    ((_, arguments),) = read(FORMATS["qwen3-coder"], [text], tools).calls
+    assert json.loads(arguments) == {"v": value}
+
+
 @pytest.mark.parametrize("closing", ["</think>", "\n\n</think>"])
 def test_thoughts_without_text_leave_no_blank_lines_before_the_content(closing: str) -> None:
     assert read(FORMATS["hermes"], ["<think>", closing, "\n\n", "Hi"], TOOLS) == Read("Hi")
