@@ -15,7 +15,7 @@ from card.api.arguments import LLMArguments
 from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import AnswerText, CompletionOutput, RequestOutput, StreamChunk
-from card.api.prompts import Prompt, TokenIds, conversations, schemas_of, with_variables
+from card.api.prompts import Prompt, TokenIds, conversations, with_variables
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.fields import require
 from card.config.keywords import LLMSettings
@@ -26,6 +26,7 @@ from card.engine.request import Update
 from card.errors import ClosedError, SettingsError
 from card.links.child import DrafterChild
 from card.models.loaded_model import LoadedModel
+from card.text.parts.pieces import schemas_of
 from card.text.prompts import Messages
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier

@@ -121,13 +121,6 @@ def with_variables(
     return Conversation(conversation, tuple(given), dict(variables))
 
 
-def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of arguments by function, of tools in OpenAI's shape; tools of another shape are left out."""
-    functions = [one.get("function") for one in tools or ()]
-    named = {str(one["name"]): one.get("parameters") for one in functions if isinstance(one, Mapping) and "name" in one}
-    return {name: schema if isinstance(schema, Mapping) else {} for name, schema in named.items()}
-
-
 def _as_list(value: Any) -> object:
     """Return the numbers of an array or a tensor; other values unchanged."""
     return value.tolist() if hasattr(value, "shape") and hasattr(value, "tolist") else value
