@@ -77,10 +77,10 @@ def _check_numbers(source: Source, model: PreTrainedModel) -> None:
     """
     stored = model.state_dict().keys()
     for name, weight in (*model.named_parameters(), *model.named_buffers()):  # each once, also if it has two names
-        if name in stored and weight.is_floating_point():
-            # float8, which NumPy does not know, is widened
-            if has_nan(as_array(weight, keeps_bits=weight.element_size() > 1)):
-                raise ModelError(nan_in(source.name, name))
+        if name not in stored or not weight.is_floating_point():
+            continue
+        if has_nan(as_array(weight, keeps_bits=weight.element_size() > 1)):  # float8, which NumPy lacks, is widened
+            raise ModelError(nan_in(source.name, name))
 
 
 def _widen(model: PreTrainedModel) -> None:
