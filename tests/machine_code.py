@@ -16,7 +16,8 @@ def lent(cache: Path) -> Path:
     for file in (cache_folder(None) / "code").glob("*/*.o"):
         if not file.name.startswith(LEFT_OUT):
             folder = cache / "code" / file.parent.name
-            folder.mkdir(parents=True, exist_ok=True)
+            for place in (cache.parent, cache, folder.parent, folder):
+                place.mkdir(0o700, exist_ok=True)  # whatever the umask: what others can write to is not used
             with contextlib.suppress(FileNotFoundError):  # an older one that another process has just deleted
                 shutil.copy2(file, folder)
     return cache
