@@ -196,7 +196,7 @@ def copied(folder: Path, *, without: tuple[str, ...] = ()) -> Path:
 # Runs commands one after the other in one process, and writes what each gave. For each it hides a folder, if it is told
 # one, and then loads the package anew.
 IN_TURN = """
-    import contextlib, importlib, io, json, pathlib, sys
+    import contextlib, importlib, io, json, pathlib, sys, traceback
 
     place, told = pathlib.Path(sys.argv[1], "card"), []
     for words, hidden in json.loads(sys.argv[2]):
@@ -212,6 +212,8 @@ IN_TURN = """
                 importlib.import_module("card.cli.main").main()
             except SystemExit as ended:
                 status = ended.code or 0
+            except Exception:
+                status = traceback.print_exc() or 1
             out.flush(), err.flush()
         told.append((status, out.buffer.getvalue().decode(), err.buffer.getvalue().decode()))
         if hidden is not None:
