@@ -49,7 +49,7 @@ def test_texts_with_thoughts_and_a_grammar_behind_them_are_those_of_plain_decodi
     schema = Grammar("json_schema", '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}')
     grammar = put_behind(Lead(form, ids, "thoughts", budget=9), schema)
     params = [
-        SamplingParams(max_tokens=48, temperature=temperature, seed=seed, grammar=grammar)
+        SamplingParams(max_tokens=24, temperature=temperature, seed=seed, grammar=grammar)
         for seed, temperature in enumerate([0.0, 0.0, 1.0, 1.0])
     ]
     with LLM("demo-target", dtype="float32", method="vanilla", max_num_seqs=1) as llm:

@@ -25,13 +25,16 @@ from tests.figures import check_figures
 pytestmark = pytest.mark.timeout(240)
 METHODS = all_methods()
 _TABLE = list(itertools.product(METHODS, DOORS, REQUESTS))
-# Each method with each door once, and with each kind of request; and each door with each kind.
+# Doors that hand all of a method to the same code, so that each method is tried by one of both.
+_TWINS = (("generate", "chat"), ("async_llm", "llm"))
+# Each method with each door but a twin once, and with each kind of request; and each door with each kind.
 _KINDS = list(REQUESTS)
 _ROWS = {
     (row, column): (method, door, _KINDS[(row + column) % len(_KINDS)])
     for (row, method), (column, door) in itertools.product(enumerate(METHODS), enumerate(DOORS))
 }
-COVER = set(_ROWS.values())
+_LEFT_OUT = {(row, twins[row % 2]) for row, twins in itertools.product(range(len(METHODS)), _TWINS)}
+COVER = {cell for (row, _), cell in _ROWS.items() if (row, cell[1]) not in _LEFT_OUT}
 # Where the tests of the core run beside, without PyTorch: each method once, and all that is there with PyTorch alone.
 BESIDE_CORE = {
     cell for (row, column), cell in _ROWS.items() if column == row % len(DOORS) or METHODS[cell[0]].extra == "torch"

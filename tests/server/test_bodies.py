@@ -246,8 +246,8 @@ def test_a_large_body_is_worked_on_beside_the_event_loop(
     monkeypatch.setattr(server.service.tools, "conversation", noted(conversation))
     content = "hi " * (LARGE_BYTES if is_large else 10)
     name = "input" if path == "/v1/responses" else "messages"
-    server.post(path, {name: [{"role": "user", "content": content}], "temperature": 0} if path != "/tokenize" else
-                {name: [{"role": "user", "content": content}]})  # fmt: skip
+    length: dict[str, Any] = {CHAT: {"max_tokens": 1}, "/v1/responses": {"max_output_tokens": 16}}.get(path, {})
+    server.post(path, {name: [{"role": "user", "content": content}], **length})
     assert len(threads) >= 2
     assert {thread.startswith("card-body") for thread in threads} == {is_large}
 
