@@ -29,10 +29,6 @@ __all__ = ["repository"]
 WEIGHTS = Path(os.environ.get("CARD_WEIGHTS", "build/weights")).absolute()
 PAIR = [WEIGHTS / "qwen-1.5b.gguf", WEIGHTS / "qwen-0.5b.gguf"]
 COMMANDS = ("ls", "sed -i s/-/+/ calc.py", "python3 test_calc.py")
-TASK = (
-    "Call these three commands, each in a call of its own with the command alone, no directory and no timeout. "
-    "Wait for the result before you call the next one:\n"
-) + "\n".join(f"{idx}. {one}" for idx, one in enumerate(COMMANDS, 1))
 EDIT = "The function add in calc.py must return a + b, and returns a - b. Write calc.py anew."  # for who calls nothing
 WAY = "You work in a folder by commands of the shell. Call one command at a time. Say done when all is done."
 MOST_TOKENS, MOST_STEPS = 300, 8  # of an answer; of an agent that does not end by itself
@@ -49,6 +45,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     bound = ("--max-request-tokens", str(MOST_TOKENS))
     with command(tmp_path_factory.mktemp("server"), target, "--draft", draft, *bound) as running:
         yield running
+
+
+def task(tool: str, argument: str = "command") -> str:
+    """Return what an agent is asked for: calls of one of its tools with one argument."""
+    told = f"Call {tool} three times, each time with {argument} alone. Wait for the result before you call it again:"
+    return "\n".join((told, *(f"{idx}. {one}" for idx, one in enumerate(COMMANDS, 1))))
 
 
 def answers(server: Command, path: str, num_before: int) -> list[dict[str, Any]]:
@@ -115,7 +117,7 @@ def test_opencode_is_answered(server: Command, repository: Path) -> None:
     rules = {"*": "deny", "bash": "allow", "external_directory": "allow"}
     config["agent"] = {"build": {"prompt": WAY, "steps": MOST_STEPS, "permission": rules}}
     (repository / "opencode.json").write_text(json.dumps(config), "utf-8")
-    work(server, repository, "opencode", f"opencode run --title work '{TASK}'", "/v1/chat/completions")
+    work(server, repository, "opencode", f"opencode run --title work '{task('bash')}'", "/v1/chat/completions")
 
 
 def test_aider_is_answered(server: Command, repository: Path) -> None:
@@ -128,7 +130,7 @@ def test_aider_is_answered(server: Command, repository: Path) -> None:
 def test_claude_code_is_answered(server: Command, repository: Path) -> None:
     quiet = f"export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 CLAUDE_CODE_MAX_OUTPUT_TOKENS={MOST_TOKENS}"
     limits = f"--system-prompt '{WAY}' --tools Bash --allowedTools Bash --max-turns {MOST_STEPS} || true"
-    script = f"{quiet}\n{documented('Claude Code', server).rstrip()} -p '{TASK}' {limits}"
+    script = f"{quiet}\n{documented('Claude Code', server).rstrip()} -p '{task('Bash')}' {limits}"
     work(server, repository, "Claude Code", script, "/v1/messages")
 
 
@@ -139,10 +141,10 @@ def test_codex_is_answered(server: Command, repository: Path) -> None:
     few = f'model_instructions_file = "{folder / "way.md"}"\nweb_search = "disabled"\n'
     (folder / "config.toml").write_text(few + documented("Codex", server), "utf-8")
     without = " ".join(f"--disable {name}" for name in ("multi_agent", "goals", "view_image", "plugins", "apps"))
-    script = f"codex exec --dangerously-bypass-approvals-and-sandbox {without} '{TASK}'"
+    script = f"codex exec --dangerously-bypass-approvals-and-sandbox {without} '{task('exec_command', 'cmd')}'"
     work(server, repository, "Codex", script, "/v1/responses")
 
 
 def test_anthropics_client_is_answered(server: Command, repository: Path) -> None:
-    script = f"python '{FOLDER / 'anthropic_client.py'}' {server.url} '{TASK}'"
+    script = f"python '{FOLDER / 'anthropic_client.py'}' {server.url} '{task('Bash')}'"
     work(server, repository, "Anthropic's client", script, "/v1/messages")
