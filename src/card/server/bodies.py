@@ -25,6 +25,8 @@ M = TypeVar("M", bound=Strict)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# The second one is what curl, wget and Python send of any body unless they are told.
+_JSON = ("application/json", "application/x-www-form-urlencoded")
 LARGE_BYTES = 16 * 1024  # larger bodies are decoded and validated beside the event loop
 MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of a body that is too large, so that the client reads the error
 _MOST_QUOTED_CHARS = 40  # of a wrong value in the message about it
@@ -40,7 +42,7 @@ async def read_body(request: Request, model: type[M]) -> M:
         does not arrive, 400 for one that is not JSON or does not fit, with the field's name.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json" and not content_type.endswith("+json"):
+    if content_type not in _JSON and not content_type.endswith("+json"):
         raise ApiError(
             415, f"the content type must be application/json, got {content_type[:80] or 'none'}", code="content_type"
         )

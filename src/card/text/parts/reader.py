@@ -22,7 +22,7 @@ class AnswerReader:
 
     The result does not depend on how the text is split. No piece holds a part of a mark. White space around parts is
     dropped. Text that begins like a call, but names no offered function, is content. A call without marks counts
-    only at the beginning of the content.
+    only at the beginning of the content, or behind another one.
     """
 
     def __init__(
@@ -168,6 +168,7 @@ class AnswerReader:
         may_be_bare, self._may_be_bare = self._may_be_bare, False
         is_json = isinstance(syntax, JsonCalls) and (self._takes_bare or syntax.is_bare)
         if may_be_bare and is_json and (yield from self._read_bare(syntax)):
+            self._may_be_bare = True  # another one may follow
             return self.num_calls != self._most_calls
         wrapped = self._form.wrapper is not None and Thoughts in self._given
         ends = [self._form.wrapper[1]] if self._form.wrapper and wrapped else []
