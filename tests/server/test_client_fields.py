@@ -102,7 +102,7 @@ def test_a_strict_server_refuses_what_nothing_reads(strict_server: Running) -> N
         (CHAT, {"repeat_last_n": 64}, "repeat_last_n"),
         (RESPONSE, {"client_metadata": {}}, "client_metadata"),
         (RESPONSE, {"tools": [{"type": "web_search"}]}, "tools.0"),
-        (RESPONSE, {"tools": [{"type": "custom", "name": "x", "format": LARK}]}, "tools.0.custom.format"),
+        (RESPONSE, {"tools": [{"type": "custom", "name": "x", "format": LARK}]}, "tools.0.format"),
     ):
         answer = strict_server.post(door, BODIES[door] | fields)
         assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(param)

@@ -19,7 +19,7 @@ from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request
 from card.server.shape import shape_of
-from card.server.strict import Ignored, Strict
+from card.server.strict import Ignored, Strict, place_of
 
 M = TypeVar("M", bound=Strict)
 P = ParamSpec("P")
@@ -143,7 +143,7 @@ def _first_of(errors: pydantic.ValidationError, model: type[pydantic.BaseModel])
     listed = errors.errors(include_url=False, include_context=False)
     unknown = [one for one in listed if one["type"] == "extra_forbidden"]
     error = (unknown or listed)[0]
-    param = shown(".".join(str(part) for part in error["loc"]))
+    param = shown(place_of(error["loc"]))
     if unknown:
         known = [one.alias or name for name, one in model.model_fields.items()] if len(error["loc"]) == 1 else []
         advice = did_you_mean(param, known) or "leave it out"
