@@ -1,7 +1,8 @@
 """What does a target that drafts for itself read in long contexts, alone and in batches? Bytes and counts.
 
-A prompt is worked problems in GSM8K's form, as many as fit, and a question; no chat template. Each line has the counts
-of some requests at once, and the seconds in which they decode together, which tell something on a quiet machine alone.
+A prompt is worked problems in GSM8K's form, as many as fit, and a question; no chat template. Prompts have the same
+problems, which are read once, and each has a question and KV rows of its own. Each line has the counts of some requests
+at once, and the seconds in which they decode together, which tell something on a quiet machine alone.
 With several at once a line holds what that batch did; `--table` also computes batches from a line of one request, since
 acceptance is the same: all passes read the weights once, and each request its own KV rows.
 
@@ -53,20 +54,17 @@ def weight_bytes(path: Path) -> int:
 
 
 def prompts_of(llm: LLM, problems: Path, length: int, count: int) -> list[list[int]]:
-    """Return prompts of at most ``length`` tokens: worked problems, no prompt's those of another, then a question."""
+    """Return prompts of at most ``length`` tokens: the same worked problems in each, then a question of its own."""
     rows = [json.loads(line) for line in problems.read_text("utf-8").splitlines() if line.strip()]
-    blocks = iter(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in rows[count:])
-    made = []
-    for row in rows[:count]:
-        end = llm.host.tokenizer.encode(f"Question: {row['question']}\nAnswer:")
-        text: list[int] = []
-        for block in blocks:
-            ids = llm.host.tokenizer.encode(block)
-            if len(text) + len(ids) + len(end) > length:
-                break
-            text += ids
-        made.append([*text, *end])
-    return made
+    encode = llm.host.tokenizer.encode
+    ends = [encode(f"Question: {row['question']}\nAnswer:") for row in rows[:count]]
+    longest, text = max(map(len, ends)), list[int]()
+    for row in rows[count:]:
+        ids = encode(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n")
+        if len(text) + len(ids) + longest > length:
+            break
+        text += ids
+    return [[*text, *end] for end in ends]
 
 
 def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -84,7 +82,9 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for count in numbers(args.at_once):
                     llm.reset_prefix_cache()
                     started = time.process_time()
-                    outputs = llm.generate(prompts_of(llm, args.problems, length, count), params)
+                    prompts = prompts_of(llm, args.problems, length, count)
+                    llm.generate(prompts[:1], params.replace(max_tokens=1))
+                    outputs = llm.generate(prompts, params)
                     if failed := [one.error for one in outputs if one.error is not None]:
                         raise failed[0]
                     facts = {"benchmark": BENCHMARK, "target": args.target, "weight_bytes": weights}

@@ -43,8 +43,9 @@ COUNTS = (
     "accepted_tokens",
     "drafter_layers",
     "drafter_passes",
+    "drafter_dropped_nodes",
 )
-FIGURES = ("tokens a target pass", "rolled back a token", "of the drafted path", "drafter passes a token")
+FIGURES = ("tokens a target pass", "rolled back a token", "drafted a token", "drafter passes a token")
 NAMES = ("recording", "method", "branch_below", "hrad", "num_speculative_tokens")
 Hints = Mapping[tuple[int, ...], float]  # the probability below which to branch, by the text so far
 
@@ -163,14 +164,10 @@ def _line(method: str, length: int, stats: Sequence[RequestStats], **facts: Any)
 
 
 def figures(line: dict[str, Any]) -> list[str]:
-    """Return the cells of a line, in the order of FIGURES."""
-    tokens, rolled_back = line["tokens"], line["rolled_back_tokens"]
-    return [
-        f"{tokens / line['target_passes']:.2f}",
-        f"{rolled_back / tokens:.2f}",
-        f"{rolled_back / (rolled_back + line['accepted_tokens']):.0%}".replace("%", " %"),
-        f"{line['drafter_passes'] / tokens:.2f}",
-    ]
+    """Return the cells of a line, in the order of FIGURES; drafted tokens are those of side branches, too."""
+    drafted = line["drafter_dropped_nodes"] + line["accepted_tokens"]
+    counts = (line["rolled_back_tokens"], drafted, line["drafter_passes"])
+    return [f"{line['tokens'] / line['target_passes']:.2f}", *(f"{count / line['tokens']:.2f}" for count in counts)]
 
 
 if __name__ == "__main__":

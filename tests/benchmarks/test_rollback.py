@@ -69,7 +69,7 @@ def test_what_a_predictor_says_after_each_token_is_what_branches(bench, recordin
 
 def test_figures_are_ratios_of_counts(bench):
     line = {"tokens": 100, "target_passes": 40, "rolled_back_tokens": 50, "accepted_tokens": 150, "drafter_passes": 120}
-    assert bench["rollback"].figures(line) == ["2.50", "0.50", "25 %", "1.20"]
+    assert bench["rollback"].figures({**line, "drafter_dropped_nodes": 60}) == ["2.50", "0.50", "2.10", "1.20"]
 
 
 @pytest.mark.timeout(240)
