@@ -18,12 +18,14 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 import click
+import numpy as np
 from options import append_lines, describe_run, numbers
 from rich.console import Console
 from rich.table import Table
 
 from card.engine.metrics import RequestStats
 from card.family.specbranch.network import HRad
+from card.kernels.number_types import Floats
 from card.models.features import FINAL, FeatureWish, SeenRows
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
@@ -63,16 +65,30 @@ class Told:
         return self._hints[tuple(seen.token_ids)]
 
 
-def hints_of(target: RowRunner, hrad: HRad, text: RecordedText) -> list[float]:
-    """Return the probability below which to branch after each token of a recorded answer; `hrad` is attached."""
-    token_ids, num_prompt = [*text.prompt_ids, *text.token_ids], len(text.prompt_ids)
-    wish = FeatureWish(hrad.wish.layers, "logits")
-    target.features.wish([wish])
-    slot = target.open(len(token_ids))
-    target.forward([Extension.of_text(slot, token_ids, first_logits=num_prompt - 1)])
-    states = target.features.of(0, wish)
-    target.close(slot)
-    return [hrad.branch_below(row, token) for row, token in zip(states, text.token_ids, strict=False)]
+class Foreseen:
+    """What a predictor says of a recording; the target reads each text once for it."""
+
+    def __init__(self, target: RowRunner, name: str, recording: Recording) -> None:
+        """Read the texts. Raises: ModelError if the predictor is of another target."""
+        self._target, self._hrad = target, HRad.load(name)
+        self._hrad.attach(target, 0.5)
+        target.features.wish([FeatureWish(self._hrad.wish.layers, "logits")])
+        self._texts = [(text.token_ids, self._states(text)) for text in recording.texts]
+
+    def _states(self, text: RecordedText) -> Floats:
+        """Return the states that precede each token of an answer, [n + 1, F]; the last row is of no token."""
+        token_ids = [*text.prompt_ids, *text.token_ids]
+        slot = self._target.open(len(token_ids))
+        self._target.forward([Extension.of_text(slot, token_ids, first_logits=len(text.prompt_ids) - 1)])
+        states = np.array(self._target.features.of(0, FeatureWish(self._hrad.wish.layers, "logits")))
+        self._target.close(slot)
+        return states
+
+    def told(self, usual: float, use: str) -> list[list[float]]:
+        """Return the probability below which to branch after each token of each answer."""
+        self._hrad.attach(self._target, usual, is_obeyed=use == OBEYED)
+        branch_below = self._hrad.branch_below
+        return [[branch_below(*pair) for pair in zip(states, ids, strict=False)] for ids, states in self._texts]
 
 
 @click.command(help=__doc__)
@@ -101,13 +117,14 @@ def main(
     def lines() -> Iterator[dict[str, Any]]:
         for path, recording in loaded.items():
             replay = Replay(recording)
+            foreseen = Foreseen(runner, str(hrad), recording) if runner else None
             facts = {"recording": path.name, "agreement": round(recording.agreement(), 3)}
             for length in numbers(lengths):
                 stats = replay.run("pearl", length)
                 yield _line("pearl", length, stats, branch_below=None, hrad=OFF, **facts)
                 for below in thresholds:
                     for use in uses:
-                        told = _told(recording, runner, hrad, use, below) if runner and use != OFF else None
+                        told = foreseen.told(below, use) if foreseen and use != OFF else None
                         stats = replay.run("specbranch", length, below, told)
                         yield _line("specbranch", length, stats, branch_below=below, hrad=use, **facts)
 
@@ -117,13 +134,6 @@ def main(
         if out is not None:
             append_lines(out, [line])
     Console().print(table)
-
-
-def _told(recording: Recording, runner: RowRunner, name: str | None, use: str, usual: float) -> list[list[float]]:
-    """Return what a predictor says after each token of each text."""
-    hrad = HRad.load(str(name))
-    hrad.attach(runner, usual, is_obeyed=use == OBEYED)
-    return [hints_of(runner, hrad, text) for text in recording.texts]
 
 
 class Replay:
