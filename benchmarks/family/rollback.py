@@ -3,7 +3,8 @@
 Methods run on recordings of `card record` under the planner's clock, where a target pass takes as long as seven drafter
 passes. So the same command gives the same counts. A rolled back token is a drafted one that the text ruled out; side
 branches do not count. A recording holds no hidden states: with --hrad the target reads each recorded text once, and the
-predictor says where SpecBranch would branch after each of its tokens, as evidence and as an order.
+predictor says where SpecBranch would branch after each of its tokens, as evidence and as an order. --perfect obeys one
+that is always right: what no predictor surpasses.
 
     python benchmarks/family/rollback.py --recording qwen-two-bits.rec --recording qwen.rec --lengths 2,4,7
     python benchmarks/family/rollback.py --recording questions.rec --lengths 4 --target demo-target --hrad demo
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,12 @@ from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.tools.planner.profile import load_profile
-from card.tools.planner.recording import RecordedText, Recording, load_recording
+from card.tools.planner.recording import RecordedText, Recording, load_recording, rows_of
 from card.tools.planner.scene import Scene, build_stage, plan_method, replayed_texts
 from card.tools.planner.simulate import decode
 
 TARGET, DRAFT = "llama-3.1-70b-4xh100", "llama-3.2-1b-h100"  # flat passes, one as long as seven
-OFF, EVIDENCE, OBEYED = "off", "evidence", "obeyed"  # uses of H-RAD
+OFF, EVIDENCE, OBEYED, PERFECT = "off", "evidence", "obeyed", "perfect"  # uses of H-RAD
 COUNTS = (
     "target_passes",
     "rolled_back_tokens",
@@ -91,12 +93,23 @@ class Foreseen:
         return [[branch_below(*pair) for pair in zip(states, ids, strict=False)] for ids, states in self._texts]
 
 
+def perfect_of(recording: Recording, length: int, usual: float) -> list[list[float]]:
+    """Return what an obeyed predictor says that knows how many of the next drafts are accepted."""
+    told = []
+    for text in recording.texts:
+        are_right = rows_of(recording, text).draft_ids[:, 0] == text.token_ids
+        runs = [list(takewhile(bool, are_right[n + 1 : n + 1 + length])) for n in range(len(are_right))]
+        told.append([0.0 if len(run) == length else usual if run else 1.0 for run in runs])
+    return told
+
+
 @click.command(help=__doc__)
 @click.option("--recording", "recordings", multiple=True, required=True, type=Path, help="Of card record; several.")
 @click.option("--lengths", default="2,4,7", show_default=True, help="Draft lengths.")
 @click.option("--branch-below", "thresholds", default=(0.7,), multiple=True, show_default=True, help="Several.")
 @click.option("--hrad", help="Predictor that `card train hrad` made for the pair; instead of other thresholds.")
 @click.option("--target", help="Target of the recordings, which --hrad reads.")
+@click.option("--perfect", is_flag=True, help="Also obey a predictor that is always right.")
 @click.option("--out", type=Path, help="JSON lines are appended to it.")
 def main(
     recordings: tuple[Path, ...],
@@ -104,12 +117,13 @@ def main(
     thresholds: tuple[float, ...],
     hrad: str | None,
     target: str | None,
+    perfect: bool,
     out: Path | None,
 ) -> None:
     """Count what the methods roll back on recordings."""
     if (hrad is None) != (target is None):
         raise click.UsageError("--hrad and --target go together: the target reads the recorded texts for the predictor")
-    uses = (OFF,) if hrad is None else (OFF, EVIDENCE, OBEYED)
+    uses = (OFF, *(() if hrad is None else (EVIDENCE, OBEYED)), *((PERFECT,) if perfect else ()))
     loaded = {path: load_recording(path) for path in recordings}
     longest = max(len(text.prompt_ids) + len(text.token_ids) for one in loaded.values() for text in one.texts)
     runner = None if target is None else make_runner(load_decoder(target, dtype="auto"), max_model_len=longest)
@@ -124,7 +138,8 @@ def main(
                 yield _line("pearl", length, stats, branch_below=None, hrad=OFF, **facts)
                 for below in thresholds:
                     for use in uses:
-                        told = foreseen.told(below, use) if foreseen and use != OFF else None
+                        told = foreseen.told(below, use) if foreseen and use in (EVIDENCE, OBEYED) else None
+                        told = perfect_of(recording, length, below) if use == PERFECT else told
                         stats = replay.run("specbranch", length, below, told)
                         yield _line("specbranch", length, stats, branch_below=below, hrad=use, **facts)
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from card.engine.metrics import RequestStats
-from card.tools.planner.recording import load_recording, save_recording
+from card.tools.planner.recording import load_recording, rows_of, save_recording
 from card.tools.planner.synthetic import make_synthetic
 from tests.benchmarks.scripts import BENCHMARKS, lines_of
 
@@ -67,6 +67,16 @@ def test_what_a_predictor_says_after_each_token_is_what_branches(bench, recordin
     assert counts(0.7, [[0.99] * 24, [0.01] * 24]) not in (often, seldom), "each text has its own"
 
 
+def test_a_perfect_predictor_knows_how_many_of_the_next_drafts_are_accepted(bench, recording):
+    made = load_recording(recording)
+    (told, _), text = bench["rollback"].perfect_of(made, 2, 0.7), made.texts[0]
+    firsts = rows_of(made, text).draft_ids[:, 0].tolist()
+    assert {0.0, 0.7, 1.0} == set(told[:-2])
+    for n, below in enumerate(told[:-2]):
+        is_right, is_next_right = (firsts[n + i] == text.token_ids[n + i] for i in (1, 2))
+        assert below == (1.0 if not is_right else 0.0 if is_next_right else 0.7)
+
+
 def test_figures_are_ratios_of_counts(bench):
     line = {"tokens": 100, "target_passes": 40, "rolled_back_tokens": 50, "accepted_tokens": 150, "drafter_passes": 120}
     assert bench["rollback"].figures({**line, "drafter_dropped_nodes": 60}) == ["2.50", "0.50", "2.10", "1.20"]
@@ -77,17 +87,18 @@ def test_h_rad_is_left_out_heard_and_obeyed(bench, tmp_path):
     """Its file is of a predictor whose evidence has no weight, so only the last line may differ."""
     path = tmp_path / "demo.rec"
     path.write_bytes(gzip.decompress((BENCHMARKS / "data" / "demo.rec.gz").read_bytes()))
-    lines = lines_by(
-        bench, tmp_path / "out.jsonl", "--recording", str(path), "--target", "demo-target", "--hrad", "demo"
-    )
+    uses = ["--target", "demo-target", "--hrad", "demo", "--perfect"]
+    lines = lines_by(bench, tmp_path / "out.jsonl", "--recording", str(path), *uses)
     assert [(line["method"], line["hrad"]) for line in lines] == [
         ("pearl", "off"),
         ("specbranch", "off"),
         ("specbranch", "evidence"),
         ("specbranch", "obeyed"),
+        ("specbranch", "perfect"),
     ]
-    _, off, evidence, obeyed = ([line[name] for name in bench["rollback"].COUNTS] for line in lines)
-    assert off == evidence != obeyed
+    _, off, evidence, obeyed, perfect = ([line[name] for name in bench["rollback"].COUNTS] for line in lines)
+    rolled_back = bench["rollback"].COUNTS.index("rolled_back_tokens")
+    assert off == evidence != obeyed and perfect[rolled_back] < off[rolled_back]
 
 
 def test_a_predictor_needs_the_target_that_it_reads(bench, recording):
