@@ -385,7 +385,9 @@ def test_the_tables_of_rollbacks_are_those_of_their_lines() -> None:
                 foreseen.append([name, pearl, *(uses[use] for use in ("off", "evidence", "obeyed"))])
     heading = "| pair | agreement | K | `pearl` | `specbranch` | `--branch-below 0.97` |"
     assert rows_of(SPECBRANCH, heading) == told
-    assert rows_of(SPECBRANCH, "| pair, K = 4 | `pearl` | `specbranch` | H-RAD as evidence | H-RAD obeyed |") == foreseen
+    assert (
+        rows_of(SPECBRANCH, "| pair, K = 4 | `pearl` | `specbranch` | H-RAD as evidence | H-RAD obeyed |") == foreseen
+    )
 
 
 def _drafted(line: Mapping[str, Any]) -> str:
