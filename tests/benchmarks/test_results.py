@@ -379,15 +379,14 @@ def test_the_tables_of_rollbacks_are_those_of_their_lines() -> None:
             alike = [line for line in found if line["num_speculative_tokens"] == length]
             cells = {line["branch_below"]: _rollback(line) for line in alike if line["hrad"] == "off"}
             told.append([name, agreement, str(length), *(cells[below] for below in (None, 0.7, 0.97))])
-            uses = {line["hrad"]: _drafted(line) for line in alike if line["branch_below"] == 0.7}
-            if "obeyed" in uses:
+            if "perfect" in (uses := {line["hrad"]: _drafted(line) for line in alike if line["branch_below"] == 0.7}):
                 (pearl,) = {_drafted(line) for line in alike if line["method"] == "pearl"}
-                foreseen.append([name, pearl, *(uses[use] for use in ("off", "evidence", "obeyed"))])
+                names = ("off", "evidence", "obeyed", "perfect")
+                foreseen.append([name, pearl, *(uses.get(use, "–") for use in names)])
     heading = "| pair | agreement | K | `pearl` | `specbranch` | `--branch-below 0.97` |"
     assert rows_of(SPECBRANCH, heading) == told
-    assert (
-        rows_of(SPECBRANCH, "| pair, K = 4 | `pearl` | `specbranch` | H-RAD as evidence | H-RAD obeyed |") == foreseen
-    )
+    heading = "| pair, K = 4 | `pearl` | `specbranch` | H-RAD as evidence | obeyed | perfect, obeyed |"
+    assert rows_of(SPECBRANCH, heading) == foreseen
 
 
 def _drafted(line: Mapping[str, Any]) -> str:

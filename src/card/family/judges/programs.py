@@ -40,7 +40,8 @@ class ProgramTask:
 
 def has_whole_program(answer: str) -> bool:
     """Return whether the answer's first block of code is closed, so that what follows changes no outcome."""
-    return bool(block := _BLOCK.search(answer)) and block[0].endswith("```")
+    block = _BLOCK.search(answer)
+    return block is not None and block[0].endswith("```")
 
 
 def read_tasks(path: Path) -> list[ProgramTask]:
