@@ -81,7 +81,7 @@ MAX_ROOM_LINES = {
     "config": 1600,
     "drafting": 2400,
     "engine": 5400,
-    "family": 8150,
+    "family": 8200,
     "inside": 2250,
     "kernels": 7500,
     "labs": 3700,
@@ -91,7 +91,7 @@ MAX_ROOM_LINES = {
     "server": 8500,
     "text": 6950,
     "theirs": 4100,
-    "tools": 10550,
+    "tools": 10600,
     "tree": 1200,
 }
 MAX_MODULE_LINES = 400

@@ -22,6 +22,7 @@ from card.family.learning.target_texts import write_texts
 from card.family.pard.folders import load_adaptable
 from card.models.loading import load_decoder
 from card.models.runners import plain_runner
+from card.tools.planner import recorder
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.own_drafts import drafted_tokens, has_own_drafter
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
@@ -199,6 +200,23 @@ def test_a_method_that_needs_no_record_of_its_own_is_refused(
 ) -> None:
     with pytest.raises(error, match=complaint):
         record(RecordRequest(target=pair.target, draft=pair.draft, prompts=PROMPTS, params=PARAMS, methods=methods))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_the_same_however_many_the_target_writes_at_once(
+    pair: Pair, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=12).resolved()
+    asked = RecordRequest(target=pair.target, draft=pair.draft, prompts=PROMPTS, params=params, dtype="float32")
+    found = []
+    for at_once in (1, 2):
+        monkeypatch.setattr(recorder, "AT_ONCE", at_once)
+        said: list[str] = []
+        found.append([(text.prompt_ids, text.token_ids) for text in record(asked, said.append).texts])
+        assert [one for one in said if "has answered" in one] == [
+            f"the target has answered {first} of {len(PROMPTS)} prompts" for first in range(0, len(PROMPTS), at_once)
+        ]
+    assert found[0] == found[1] and [prompt for prompt, _ in found[0]] == list(PROMPTS)
 
 
 def test_the_command_says_what_to_give_for_a_head(pair: Pair, tmp_path: Path) -> None:
