@@ -156,6 +156,7 @@ SIZES_OF_RUNS: Mapping[str, Size] = {
 }
 LEARNING_TOKENS = 50  # of each request at once, in each engine: they do not count as later
 FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+FIXED_LENGTHS_AT_ONCE = (1, 2, 3, 4, 6)  # with several at once; no longer one was ever the best there
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,7 @@ def price_of(cell: Cell) -> Price:
 def fixed_rows(cell: Cell) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return the methods and settings that the policy is compared with; plain decoding is "plain"."""
     rows: dict[str, tuple[str, dict[str, Any]]] = {"plain": ("vanilla", {}), "suffix": ("suffix", {"policy": "fixed"})}
-    for length in FIXED_LENGTHS:
+    for length in FIXED_LENGTHS if SIZES_OF_RUNS[cell.size].at_once == 1 else FIXED_LENGTHS_AT_ONCE:
         rows[f"sps {length}"] = ("sps", {"policy": "fixed", "num_speculative_tokens": length})
     if price_of(cell).has_spare:
         rows["beside"] = ("card", {"policy": "fixed", "schedule": "beside", "verify": "tree"})
