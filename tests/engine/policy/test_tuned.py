@@ -508,6 +508,15 @@ def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():
     assert order_of(policy, view(takes_turns=True, undrafted=[unsure])).end.resting == frozenset()
 
 
+@pytest.mark.parametrize(("drafter_s", "resting"), [(1e-4, set()), (12e-3, {0})], ids=["cheap", "dear"])
+def test_behind_a_copy_it_drafts_on_where_later_layers_pay_for_those_that_bring_nothing(drafter_s, resting):
+    policy = of_turns(cost(drafter_s, 0.0))
+    policy.recall(0.95)
+    policy.begin(2, ALL)
+    short = msgspec.structs.replace(chain(-0.001, -0.002, -0.003), writers=(2,) * 3)
+    assert order_of(policy, view(2, takes_turns=True, undrafted=[short, NO_NODES])).end.resting == resting
+
+
 def test_nothing_is_drafted_on_behalf_of_requests_that_want_no_speculation():
     params = SamplingParams(temperature=0.0, seed=0, speculates=False)
     unwilling = [make_request(i, params=params) for i in range(1, 6)]
