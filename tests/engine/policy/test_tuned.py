@@ -242,6 +242,16 @@ def test_short_texts_are_read_in_the_pass_that_drafts_for_them():
     assert order is not None and order.end.max_tokens is None and not order.end.resting
 
 
+def test_a_round_behind_one_of_a_long_text_is_priced_by_its_own_texts():
+    dear = replace(cost(7e-3, 5e-4), per_context_row_s=1e-6)
+    policy = TunedPolicy({"off": ScheduleCost(CoreSet(), dear)}, DraftSettings())
+    policy.begin(1, ALL)
+    before = policy.round_of("off")[1]
+    for num_rows, expected in ((11_000, before + 11e-3), (0, before)):
+        policy.prepare(view(num_context_rows=num_rows))
+        assert policy.round_of("off")[1] == pytest.approx(expected)
+
+
 def test_rounds_that_read_prompts_say_nothing_of_the_time_around_others():
     policy, fresh = TunedPolicy(in_turns(), DraftSettings()), TunedPolicy(in_turns(), DraftSettings())
     for _ in range(20):

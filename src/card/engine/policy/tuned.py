@@ -140,6 +140,8 @@ class TunedPolicy(Policy):
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft as far as paths are likely enough; wait only if the settings say so."""
         self.undrafted = {}
+        if view.requests:  # the last round may have been one of longer texts
+            self._costs.rows = view.num_context_rows / len(view.requests)
         if not view.takes_turns:
             return super().prepare(view) if "max_wait_s" in self._pinned else None
         if not view.requests:
