@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from policy_texts import MADE_UP, RECORDED, recording_of
+from policy_texts import MADE_UP, RECORDED, distinct_recording, recording_of
 
 from card.errors import PlanError
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
@@ -29,6 +29,11 @@ class Price:
     source: str
     in_turns: Times | None = None  # of the drafter on all cores; None: as beside, as it gains nothing by more threads
     has_spare: bool = False  # a core for a drafter beside the target, which may miss it or not
+
+    @property
+    def row_s(self) -> float:
+        """Seconds of the target for one more row of many."""
+        return 1e-3 * (self.alone[-1] - self.alone[-2]) / (SIZES[-1] - SIZES[-2])
 
 
 DEMO_DRAFT = (0.14, 0.17, 0.20, 0.27, 0.45, 0.80)
@@ -151,6 +156,7 @@ SIZES_OF_RUNS: Mapping[str, Size] = {
 }
 LEARNING_TOKENS = 50  # of each request at once, in each engine: they do not count as later
 FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+FIXED_LENGTHS_AT_ONCE = (1, 2, 3, 4, 6)  # with several at once; no longer one was ever the best there
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +199,7 @@ def price_of(cell: Cell) -> Price:
 def fixed_rows(cell: Cell) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return the methods and settings that the policy is compared with; plain decoding is "plain"."""
     rows: dict[str, tuple[str, dict[str, Any]]] = {"plain": ("vanilla", {}), "suffix": ("suffix", {"policy": "fixed"})}
-    for length in FIXED_LENGTHS:
+    for length in FIXED_LENGTHS if SIZES_OF_RUNS[cell.size].at_once == 1 else FIXED_LENGTHS_AT_ONCE:
         rows[f"sps {length}"] = ("sps", {"policy": "fixed", "num_speculative_tokens": length})
     if price_of(cell).has_spare:
         rows["beside"] = ("card", {"policy": "fixed", "schedule": "beside", "verify": "tree"})
@@ -202,7 +208,7 @@ def fixed_rows(cell: Cell) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def make_scene(cell: Cell, overheads: Overheads) -> Scene:
     """Return the hardware of a cell, with what is measured at its start. Raises: PlanError for a broken recording."""
-    price, start = price_of(cell), STARTS[cell.start]
+    price, start, at_once = price_of(cell), STARTS[cell.start], SIZES_OF_RUNS[cell.size].at_once
 
     def profile(beside: str, alone: str) -> Profile:
         setups = tuple(
@@ -213,8 +219,8 @@ def make_scene(cell: Cell, overheads: Overheads) -> Scene:
     return Scene(
         target=profile("beside", "alone"),
         draft=profile("draft", "in_turns" if price.in_turns else "draft"),
-        recording=recording_of(cell.text),
-        concurrency=SIZES_OF_RUNS[cell.size].at_once,
+        recording=recording_of(cell.text) if at_once == 1 else distinct_recording(cell.text),
+        concurrency=at_once,
     )
 
 
@@ -230,17 +236,18 @@ def _table(times_ms: Sequence[float]) -> PassTable:
 
 
 @cache
-def texts_of(text: str) -> ReplayedTexts:
-    """Return the replayed texts of a kind."""
-    cell = Cell(text, "int8 90M", "long")
-    scene = make_scene(cell, Overheads())
+def texts_of(text: str, *, is_alone: bool) -> ReplayedTexts:
+    """Return the replayed texts of a kind, for one request after the other or for several at once."""
+    scene = make_scene(Cell(text, "int8 90M", "long" if is_alone else "4"), Overheads())
     return replayed_texts(scene, plan_method(scene, "card", {}))
 
 
 def run_row(cell: Cell, overheads: Overheads, method: str, settings: Mapping[str, Any]) -> Speed:
     """Decode a cell's texts in virtual time. Raises: PlanError for a text that comes out otherwise."""
-    scene, size, texts = make_scene(cell, overheads), SIZES_OF_RUNS[cell.size], texts_of(cell.text)
-    runs = [_Run(scene, texts, method, settings, first_text=idx) for idx in range(size.engines)]
+    scene, size = make_scene(cell, overheads), SIZES_OF_RUNS[cell.size]
+    texts = texts_of(cell.text, is_alone=size.at_once == 1)
+    row_s = 0.0 if size.at_once == 1 else price_of(cell).row_s  # alone, all rows of a cell read the same
+    runs = [_Run(scene, texts, method, settings, first_text=idx, row_s=row_s) for idx in range(size.engines)]
     for run in runs:
         run.decode(size.tokens)
     num_tokens, seconds = sum(run.num_tokens for run in runs), sum(run.seconds for run in runs)
@@ -252,38 +259,57 @@ def run_row(cell: Cell, overheads: Overheads, method: str, settings: Mapping[str
 
 
 class _Run:
-    """One engine that decodes texts in a closed loop."""
+    """One engine that decodes texts in a closed loop.
+
+    Requests end at other places under each method, so that one has begun a text more than another when its tokens are
+    there. Each is charged as many rows of prompts as go with its tokens: with 1 % of the time for each prompt that
+    decided more than methods did.
+    """
 
     def __init__(
-        self, scene: Scene, texts: ReplayedTexts, method: str, settings: Mapping[str, Any], *, first_text: int
+        self,
+        scene: Scene,
+        texts: ReplayedTexts,
+        method: str,
+        settings: Mapping[str, Any],
+        *,
+        first_text: int,
+        row_s: float,
     ) -> None:
         self._scene, self._texts = scene, texts
         self._stage = build_stage(scene, plan_method(scene, method, settings), texts)
         self._open: dict[int, tuple[int, list[int]]] = {}
-        self._next_id, self._first_text = 0, first_text
+        self._next_id, self._first_text, self._row_s = 0, first_text, row_s
+        self._num_prompt_tokens = 0
         self.num_tokens = self.later_tokens = 0
         self.seconds = self.later_s = 0.0
         self.rounds: dict[str, int] = {}
 
     def decode(self, num_tokens: int) -> None:
         """Decode until so many tokens are there. Raises: PlanError for a wrong text."""
-        learnt_at, learnt_tokens, clock = 0.0, 0, self._stage.clock
+        learnt_at, learnt_tokens = 0.0, 0
         while self.num_tokens < num_tokens:
             self._add()
             self._step()
             if not learnt_tokens and self.num_tokens >= LEARNING_TOKENS * self._scene.concurrency:
-                learnt_at, learnt_tokens = clock(), self.num_tokens
+                learnt_at, learnt_tokens = self._charged_s(), self.num_tokens
         self._stage.close()
-        self.seconds = clock()
+        self.seconds = self._charged_s()
         self.later_tokens, self.later_s = self.num_tokens - learnt_tokens, self.seconds - learnt_at
+
+    def _charged_s(self) -> float:
+        """Return the seconds so far, had as much been read of prompts as goes with the tokens so far."""
+        usual = self.num_tokens * sum(map(len, self._texts.prompts)) / sum(map(len, self._texts.answers))
+        return self._stage.clock() + self._row_s * (usual - self._num_prompt_tokens)
 
     def _add(self) -> None:
         while len(self._open) < self._scene.concurrency:
             text_idx = (self._first_text + self._next_id) % len(self._texts.prompts)
-            self._stage.engine.forget_prefixes()
+            self._stage.engine.forget_prefixes()  # of ended requests
             request = make_request(self._stage, self._scene, self._texts, text_idx, self._next_id)
             self._stage.engine.add(self._stage.engine.check(request))
             self._open[self._next_id] = text_idx, []
+            self._num_prompt_tokens += len(request.prompt_ids)
             self._next_id += 1
 
     def _step(self) -> None:

@@ -6,6 +6,7 @@ python benchmarks/engine/policy_texts.py  # records the demo pair again, for ben
 from __future__ import annotations
 
 import gzip
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,7 @@ NUM_CANDIDATES, NUM_TARGET_IDS = 16, 8  # of each place
 SAMPLED = "questions, T = 1"
 RECORDED = ("demo", "questions", "code", "copy-edit", SAMPLED)
 
+NUM_DISTINCT = 128  # texts of which the first has ended long before the last begins, whatever runs at once
 NUM_TEXTS, TEXT_TOKENS, PROMPT_TOKENS, VOCAB_SIZE = 16, 128, 64, 2048  # of what is made up
 
 
@@ -58,6 +60,21 @@ def recording_of(text: str) -> Recording:
     recording = msgspec.msgpack.decode(gzip.decompress(_path(text).read_bytes()), type=Recording)
     check_recording(recording)
     return recording
+
+
+@cache
+def distinct_recording(text: str) -> Recording:
+    """Return the texts of a kind again and again, each behind a token of its own.
+
+    No prompt shares its beginning with another one, so each request reads all of its prompt, whatever runs beside it.
+    """
+    recording = recording_of(text)
+    firsts = np.random.default_rng(0).choice(recording.vocab_size, NUM_DISTINCT, replace=False).tolist()
+    texts = [
+        msgspec.structs.replace(one, prompt_ids=(first, *one.prompt_ids))
+        for first, one in zip(firsts, itertools.cycle(recording.texts), strict=False)
+    ]
+    return msgspec.structs.replace(recording, texts=tuple(texts))
 
 
 def make_recording(draft: Draft, seed: int = 0) -> Recording:

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from card.engine.policy.choice import (
     best_by_depth,
     choose,
-    further_gains,
-    is_worth_drafting,
 )
 from card.machine.pass_cost import PassCost
 from card.tree.nodes import NO_NODES, Nodes
@@ -100,38 +98,7 @@ def test_prefill_tokens_can_make_candidates_too_dear() -> None:
     assert choose([[0.9]], seconds=cost.seconds, rate=1.0, num_prefill_tokens=30) == [0]
 
 
-def test_another_draft_pass_is_made_only_if_it_brings_more_than_its_seconds_are_worth() -> None:
-    assert is_worth_drafting([0.8], seconds=0.03, rate=20.0)
-    assert not is_worth_drafting([0.5], seconds=0.03, rate=20.0)
-    assert not is_worth_drafting([0.6], seconds=0.03, rate=20.0)  # 0.6 for 0.6: not more
-    assert not is_worth_drafting([], seconds=0.0, rate=20.0)
-
-
-def test_a_layer_that_brings_nothing_is_drafted_only_for_what_the_next_ones_bring() -> None:
-    assert is_worth_drafting([0.0, 0.9, 0.9], seconds=0.5, rate=1.0)
-    assert not is_worth_drafting([0.0, 0.9], seconds=0.5, rate=1.0)
-
-
 def test_the_best_chance_at_each_depth_is_that_of_any_branch() -> None:
     tree = Nodes((5, 6, 7, 8), (-1, -1, 0, 1), (0.0,) * 4, (1, 1, 2, 2))
     assert best_by_depth(tree, [0.5, 0.7, 0.4, 0.1]) == [0.7, 0.4]
     assert best_by_depth(NO_NODES, []) == []
-
-
-def test_a_draft_pass_of_several_layers_is_paid_for_by_all_of_them() -> None:
-    assert not is_worth_drafting([0.4, 0.4, 0.3], seconds=1.0, rate=1.0)
-    assert is_worth_drafting([0.4, 0.4, 0.3], seconds=1.0, rate=1.0, layers_per_pass=3)
-    assert not is_worth_drafting([0.4, 0.4, 0.1, 0.9], seconds=1.0, rate=1.0, layers_per_pass=3)
-    assert is_worth_drafting([0.4, 0.4, 0.1, 0.9, 0.5], seconds=1.0, rate=1.0, layers_per_pass=3)
-
-
-def test_further_layers_bring_what_is_reached_less_what_is_there_and_what_their_rows_cost() -> None:
-    gains = list(further_gains(0.5, range(3), agreement=0.8, price=0.1))
-    assert gains == pytest.approx([0.4 - 0.1, 0.32 - 0.1, 0.256 - 0.1])
-    gains = list(further_gains(1.0, range(3), agreement=0.8, price=0.1, present=[0.5, 0.9], num_verified=2))
-    assert gains == pytest.approx([0.3, 0.0, 0.512 - 0.1]), "what is verified anyway costs no row"
-
-
-def test_a_start_that_takes_long_is_paid_for_by_all_layers_behind_it() -> None:
-    assert is_worth_drafting([0.6, 0.6], seconds=0.1, start_s=0.9, rate=1.0)
-    assert not is_worth_drafting([0.6, 0.6], seconds=0.1, start_s=1.1, rate=1.0)

@@ -242,6 +242,16 @@ def test_short_texts_are_read_in_the_pass_that_drafts_for_them():
     assert order is not None and order.end.max_tokens is None and not order.end.resting
 
 
+def test_a_round_behind_one_of_a_long_text_is_priced_by_its_own_texts():
+    dear = replace(cost(7e-3, 5e-4), per_context_row_s=1e-6)
+    policy = TunedPolicy({"off": ScheduleCost(CoreSet(), dear)}, DraftSettings())
+    policy.begin(1, ALL)
+    before = policy.round_of("off")[1]
+    for num_rows, expected in ((11_000, before + 11e-3), (0, before)):
+        policy.prepare(view(num_context_rows=num_rows))
+        assert policy.round_of("off")[1] == pytest.approx(expected)
+
+
 def test_rounds_that_read_prompts_say_nothing_of_the_time_around_others():
     policy, fresh = TunedPolicy(in_turns(), DraftSettings()), TunedPolicy(in_turns(), DraftSettings())
     for _ in range(20):
@@ -506,6 +516,15 @@ def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():
     assert policy.undrafted == {0: "copied"}
     unsure = msgspec.structs.replace(sure, path_logprobs=tuple(-2.0 * i for i in range(1, 13)))
     assert order_of(policy, view(takes_turns=True, undrafted=[unsure])).end.resting == frozenset()
+
+
+@pytest.mark.parametrize(("drafter_s", "resting"), [(1e-4, set()), (12e-3, {0})], ids=["cheap", "dear"])
+def test_behind_a_copy_it_drafts_on_where_later_layers_pay_for_those_that_bring_nothing(drafter_s, resting):
+    policy = of_turns(cost(drafter_s, 0.0))
+    policy.recall(0.95)
+    policy.begin(2, ALL)
+    short = msgspec.structs.replace(chain(-0.001, -0.002, -0.003), writers=(2,) * 3)
+    assert order_of(policy, view(2, takes_turns=True, undrafted=[short, NO_NODES])).end.resting == resting
 
 
 def test_nothing_is_drafted_on_behalf_of_requests_that_want_no_speculation():

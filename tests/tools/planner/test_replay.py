@@ -108,6 +108,16 @@ def test_off_the_text_the_same_token_is_followed_by_what_followed_it_before():
     assert int(run_path(model_of("target"), wrong).argmax()) == answer[place + 1]
 
 
+def test_what_is_said_off_the_text_does_not_depend_on_what_was_replayed_before():
+    (prompt, *_), fresh, used = TEXTS.prompts, ReplayedTexts(RECORDING), ReplayedTexts(RECORDING)
+    start = used.follow(0, prompt)
+    for token in range(used.vocab_size):  # other ways come first
+        used.follow(start, (token, token, token))
+    paths = [(a, b) for a in range(0, fresh.vocab_size, 3) for b in range(0, fresh.vocab_size, 5)]
+    found = [[one.row_of(one.follow(0, (*prompt, *path))) for path in reversed(paths)] for one in (fresh, used)]
+    assert found[0] == found[1]
+
+
 def test_passes_tell_their_size():
     seen: list = []
     model = model_of("draft", passes=seen)

@@ -1,4 +1,4 @@
-"""Choosing how many candidates a round verifies, and whether to draft on: expected tokens against their seconds.
+"""Choosing how many candidates a round verifies: expected tokens against their seconds.
 
 Everything maximises ``expected tokens - rate * seconds``, with the long-run committed tokens per second as the rate: a
 second must bring at least what it brings elsewhere. The choice that is best at the rate that it yields has the most
@@ -7,8 +7,8 @@ tokens per second of all. Source: Dinkelbach 1967, On nonlinear fractional progr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, islice
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from card.tree.nodes import Nodes
 
@@ -62,51 +62,3 @@ def best_by_depth(offer: Nodes, probs: Sequence[float]) -> list[float]:
             best.append(0.0)
         best[depth - 1] = max(best[depth - 1], probability)
     return best
-
-
-def further_gains(
-    reached: float,
-    places: Iterable[int],
-    *,
-    agreement: float,
-    price: float,
-    present: Sequence[float] = (),
-    num_verified: int = 0,
-) -> Iterator[float]:
-    """Return the expected tokens of each further layer of one request, less the cost of verifying it.
-
-    Args:
-        reached: chance that all of its candidates so far are accepted.
-        places: candidates above each further layer.
-        agreement: chance that a candidate below an accepted one is accepted.
-        price: tokens that a candidate must bring.
-        present: chance of the best candidate that is there already, by place.
-        num_verified: candidates that are verified anyway.
-    """
-    for place in places:
-        reached *= agreement
-        there = present[place] if place < len(present) else 0.0
-        yield max(0.0, reached - there) - price * (place >= num_verified)
-
-
-def is_worth_drafting(
-    gains: Iterable[float], *, seconds: float, rate: float, start_s: float = 0.0, layers_per_pass: int = 1
-) -> bool:
-    """Return whether draft passes, made while the target waits, bring more tokens than their time is worth.
-
-    The first layers may bring nothing, where candidates as deep exist already; later layers may pay for them.
-
-    Args:
-        gains: tokens expected of the next layer, the one after it and so on, over all requests; read only as far as
-            needed.
-        seconds: by which each draft pass lengthens the round.
-        rate: tokens per second to match.
-        start_s: seconds that the first of these passes takes in addition.
-        layers_per_pass: layers that one draft pass makes.
-    """
-    further, value = iter(gains), -rate * start_s
-    while of_pass := tuple(islice(further, layers_per_pass)):
-        value += sum(of_pass) - rate * seconds
-        if value > 0.0:
-            return True
-    return False

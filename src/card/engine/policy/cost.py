@@ -55,7 +55,7 @@ class Costs:
         self._layers: dict[Schedule, Ratio] = {}
         self._first_layer = Ratio()  # of a turn, after a target pass: the weights have left the caches
         self._around: dict[bool, Ratio] = {}  # by whether a drafter runs
-        self._rows = 0.0  # context of one request, in the last round
+        self.rows = 0.0  # context of one request in this round
         counts = next(iter(self.at_start.values())).target.experts
         self._use = None if counts is None else ExpertUse(counts, kept=DISCOUNT)
 
@@ -125,7 +125,7 @@ class Costs:
         """
         view, result, cost = outcome.view, outcome.result, self.at_start[schedule]
         num_requests = len(view.requests)
-        self._rows = view.num_context_rows / num_requests
+        self.rows = view.num_context_rows / num_requests
         if not view.num_prompt_tokens:
             num_experts = self._observed_experts(result)
             predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows, num_experts)
@@ -164,7 +164,7 @@ class Costs:
 
     def _predicted_s(self, schedule: Schedule, num_tokens: float, num_requests: int) -> float:
         """Return the seconds of a pass as measured at start, for requests of the present length."""
-        target, num_rows = self.at_start[schedule].target, num_requests * self._rows
+        target, num_rows = self.at_start[schedule].target, num_requests * self.rows
         return target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
 
     def _num_experts(self, num_tokens: float) -> float | None:
@@ -192,7 +192,7 @@ class Costs:
         if cost is None:
             return 0.0
         python_s = ROUND_S if schedule == "turns" else 0.0
-        return cost.seconds(num_requests * width, num_requests, num_requests * self._rows) + python_s
+        return cost.seconds(num_requests * width, num_requests, num_requests * self.rows) + python_s
 
     def _first_around_s(self, schedule: Schedule, num_requests: int) -> float:
         return ROUND_S * (1 + num_requests / 5) * (2 if self.drafts(schedule) else 1)

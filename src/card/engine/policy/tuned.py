@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, starmap, zip_longest
+from operator import sub
 
 from card.config import DraftSettings, Schedule
 from card.drafting.drafter_pass import TurnEnd
 from card.engine.policy.acceptance import DEEPEST, LASTING_COUNT, Acceptance
 from card.engine.policy.asking import REQUEST_S, Asking
-from card.engine.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting
+from card.engine.policy.choice import best_by_depth, choose
 from card.engine.policy.copied import Copied
 from card.engine.policy.cost import Costs
 from card.engine.policy.modes import REVIEW_ROUNDS, Modes
@@ -138,6 +140,8 @@ class TunedPolicy(Policy):
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft as far as paths are likely enough; wait only if the settings say so."""
         self.undrafted = {}
+        if view.requests:  # the last round may have been one of longer texts
+            self._costs.rows = view.num_context_rows / len(view.requests)
         if not view.takes_turns:
             return super().prepare(view) if "max_wait_s" in self._pinned else None
         if not view.requests:
@@ -264,24 +268,20 @@ class TunedPolicy(Policy):
 
     def _well_offered(self, view: RoundView) -> set[int]:
         """Return the requests with candidates of other writers so likely that a draft is not worth its time."""
-        num_requests, rate, agreement = len(view.requests), self._modes.rate, self._acceptance.pair.value
-        draft_s = self._costs.draft_s(self.schedule, num_requests) / num_requests
-        start_s = self._costs.first_draft_s(self.schedule, num_requests) / num_requests - draft_s
-        price = rate * self._costs.row_s(self.schedule, 4 * num_requests, num_requests)
+        costs, num_requests, rate = self._costs, len(view.requests), self._modes.rate
+        layer_s = costs.draft_s(self.schedule, num_requests) / num_requests
+        start = rate * (costs.first_draft_s(self.schedule, num_requests) / num_requests - layer_s)
+        row = rate * costs.row_s(self.schedule, 4 * num_requests, num_requests)  # tokens that a row has to bring
+        reached = [self._acceptance.pair.value**depth for depth in range(1, 1 + DEEPEST)]
         resting = set()
         for request, offer in zip(view.requests, view.undrafted, strict=True):
             if not offer:
                 continue
             probs = self._acceptance.probabilities(offer, is_greedy=_is_greedy(request))
-            gains = further_gains(
-                1.0,
-                range(DEEPEST),
-                agreement=agreement,
-                price=price,
-                present=best_by_depth(offer, probs),
-                num_verified=sum(prob > price for prob in probs),
-            )
-            if not is_worth_drafting(gains, start_s=start_s, seconds=draft_s, rate=rate):
+            free = sum(prob > row for prob in probs)  # rows that are verified anyway
+            gains = starmap(sub, zip_longest(reached, best_by_depth(offer, probs)[:DEEPEST], fillvalue=0.0))
+            values = (max(0.0, gain) - rate * layer_s - row * (idx >= free) for idx, gain in enumerate(gains))
+            if max(accumulate(values)) <= start:  # later layers may pay for the first ones
                 resting.add(request.request_id)
         return resting
 

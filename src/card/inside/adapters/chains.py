@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from card.engine.policy.acceptance import DEEPEST, Acceptance
-from card.engine.policy.choice import further_gains, is_worth_drafting
 from card.engine.policy.cost import DISCOUNT, Ratio
 from card.engine.policy.rounds import bucket
 from card.engine.request import Verified
@@ -114,19 +114,15 @@ class ChainPolicy:
             most: deepest layer that can be verified.
             layers_per_pass: layers of one drafter pass.
         """
-        gains = [0.0] * DEEPEST
+        gains, price, agreement = [0.0] * DEEPEST, self.price(num_requests), self._acceptance.pair.value
         for depth, path_logprob in best_paths:
-            further = further_gains(
-                self._acceptance.pair.calibration.chance(depth, path_logprob),
-                range(depth, min(depth + DEEPEST, most)),
-                agreement=self._acceptance.pair.value,
-                price=self.price(num_requests),
-            )
-            for layer, gain in enumerate(further):
-                gains[layer] += gain
+            chance = self._acceptance.pair.calibration.chance(depth, path_logprob)
+            for layer in range(min(DEEPEST, most - depth)):
+                gains[layer] += chance * agreement ** (1 + layer) - price
         known = self._passes[bucket(len(best_paths))]
         rate = self._steps[bucket(num_requests)].rate if known.predicted_s else 0.0
-        return is_worth_drafting(gains, seconds=known.value, rate=rate, layers_per_pass=layers_per_pass)
+        passes = (sum(gains[at : at + layers_per_pass]) for at in range(0, DEEPEST, layers_per_pass))
+        return max(accumulate(gain - rate * known.value for gain in passes)) > 0.0  # later layers may pay for the first
 
 
 def best_chain(offer: Nodes, probs: Sequence[float], price: float, most: int) -> list[int]:

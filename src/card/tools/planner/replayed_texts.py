@@ -81,6 +81,7 @@ class ReplayedTexts:
             for nodes in behind
         ]  # after each recorded token
         self._next: dict[tuple[int, int], int] = {}
+        self._hash: list[int] = [0]  # of each state: of its tokens, so that it does not matter which came first
         self._row: list[int] = [0]  # of each state: the row that predicts its next token
         self._cursor: list[int] = [0]  # of each state: the row where the true path would be
         self._answered: set[int] = set()  # states that a recorded token follows
@@ -134,6 +135,7 @@ class ReplayedTexts:
 
     def _make(self, state: int, token: int, row: int, cursor: int) -> int:
         made = self._next[state, token] = len(self._row)
+        self._hash.append(self._hash_of(state, token))
         self._row.append(row)
         self._cursor.append(min(cursor, len(self.truths) - 1))
         return made
@@ -146,9 +148,12 @@ class ReplayedTexts:
         num_before = bisect_left(behind, min(cursor, end))
         if num_before:
             return behind[num_before - 1]
-        mixed = ((state + 1) * _GOLDEN ^ (token + 1) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 31)) * 0x94D049BB133111EB) & _MASK
-        return first + (mixed >> 20) % (end - first)
+        return first + (self._hash_of(state, token) >> 20) % (end - first)
+
+    def _hash_of(self, state: int, token: int) -> int:
+        """Return a hash of a state's tokens and one more, in 64 bits."""
+        mixed = ((self._hash[state] + 1) * _GOLDEN ^ (token + 1) * 0xBF58476D1CE4E5B9) & _MASK
+        return ((mixed ^ (mixed >> 31)) * 0x94D049BB133111EB) & _MASK
 
 
 class TextEnd:
