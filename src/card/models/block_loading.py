@@ -22,14 +22,14 @@ from card.models.files.gguf.source import GgufSource
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.places import hub_file
 from card.models.files.sources import Source, explained, find_source, quiet
-from card.models.files.weight_files import raw_config, weight_files
+from card.models.files.weight_files import weight_files
 from card.models.fingerprint import target_difference
 from card.models.loaded_model import LoadedModel
 from card.models.names import OWN_BLOCK
 from card.models.others import others
 from card.models.own.draft_block import BlockError, DraftBlock, has_folder_block, read_folder_block, read_gguf_block
 from card.models.own.eagle_head import EagleHead, HeadTarget, eagle_head
-from card.models.own.fused_head import FUSED_FILE, FUSED_TYPE, FUSED_WEIGHTS, FusedFacts, FusedHead, fused_head
+from card.models.own.fused_head import FUSED_FILE, FUSED_WEIGHTS, FusedFacts, FusedHead, fused_head, is_fused_folder
 from card.models.own.layers import Weight
 from card.models.parallel_draft import wants_states
 from card.models.runner import ExactRunner, RowRunner
@@ -154,8 +154,7 @@ def is_fused(draft: str | LoadedModel | None) -> bool:
     """Return whether a draft model is a folder that `card train hivis` wrote."""
     if not isinstance(draft, str):
         return isinstance(draft, FusedHead)
-    config = raw_config(expanded(draft))
-    return isinstance(config, dict) and config.get("model_type") == FUSED_TYPE
+    return is_fused_folder(expanded(draft))
 
 
 def needs_states(draft: str | LoadedModel | None) -> bool:

@@ -195,6 +195,9 @@ def test_a_drafter_of_another_target_or_elsewhere_is_refused_by_name(
         LLM(pair.target, file)
     with pytest.raises(SettingsError, match="process"):
         LLM(seeing, file, method="sps", placement="process")
+    for load in (load_decoder, load_tokenizer):  # as a draft server does, and vLLM's
+        with pytest.raises(ModelError, match="is a drafter for one target, and no model: give it as draft of its"):
+            load(file)
     other = tmp_path_factory.mktemp("other")
     with torch.no_grad():
         model = save_seeing("llava", other)

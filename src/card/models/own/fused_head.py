@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from card.models.architectures import find_architecture
 from card.models.features import FINAL
 from card.models.files.generation_config import GenerationConfig
 from card.models.files.trained_file import TrainedFile
+from card.models.files.weight_files import raw_config
 from card.models.fingerprint import TargetSizes
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.exact_layers import as_stored, check_numbers, packed
@@ -73,6 +75,12 @@ def weight_shapes(facts: FusedFacts) -> dict[str, tuple[int, ...]]:
         "state.bias": (size,),
         "word.weight": (size, d),
     }
+
+
+def is_fused_folder(folder: Path) -> bool:
+    """Return whether `card train hivis` wrote a folder."""
+    config = raw_config(folder)
+    return isinstance(config, dict) and config.get("model_type") == FUSED_TYPE
 
 
 class FusedInputs:
