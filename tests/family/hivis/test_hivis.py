@@ -22,6 +22,7 @@ from card.family.learning.head_training import IGNORED, TrainedHead, common_toke
 from card.family.learning.target_texts import TargetTexts, write_texts
 from card.family.states.sequence import StateSequence
 from card.models.block_loading import load_fused
+from card.models.files.tensor_files import MappedTensors, write_tensors
 from card.models.images import ImagePrompt
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runner import RowRunner
@@ -95,7 +96,7 @@ def done(target: RowRunner, texts: TargetTexts, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="module")
-def file(done: TrainedHead[FusedModule], tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(done: TrainedHead[FusedModule], tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("drafter") / "drafter"
     done.head.save(path, done.figures())
     return str(path)
@@ -166,9 +167,9 @@ def test_a_setting_out_of_range_is_refused(name: str, value: Any) -> None:
 
 
 def test_a_file_that_is_cut_off_old_or_no_drafter_is_refused_in_one_line(
-    target: RowRunner, file: str, tmp_path: Path
+    target: RowRunner, folder: str, tmp_path: Path
 ) -> None:
-    whole = Path(file, "model.safetensors").read_bytes()
+    whole = Path(folder, "model.safetensors").read_bytes()
     cut = tmp_path / "model.safetensors"
 
     def failure() -> str:
@@ -186,25 +187,41 @@ def test_a_file_that_is_cut_off_old_or_no_drafter_is_refused_in_one_line(
         assert "is no drafter (card-hivis-2); give a file that card train hivis wrote" in failure()
     cut.write_bytes(whole.replace(b"layers.1.gate.weight", b"layers.9.gate.weight"))
     assert "model.safetensors is damaged: 'layers.1.gate.weight'" in failure()
+    file = MappedTensors(Path(folder, "model.safetensors"))
+    ids = file.arrays["token_ids"]
+    for damage, said in (
+        ({"token_ids": np.append(ids[1:], ids[1])}, "its token_ids name a token twice"),
+        ({"token_ids": np.append(ids[1:], np.int32(4000))}, "its token_ids name token 4000, and there are 0 to"),
+        ({"steps": file.arrays["steps"][1:]}, "steps has shape [1, 32], its facts ask for [2, 32]"),
+        (
+            {"layers.0.up.weight": file.arrays["layers.0.up.weight"] * np.nan},
+            "drafter: its weight layers.0.up.weight holds NaN",
+        ),
+        ({"num_layers": "99"}, "it has 99 layers, there may be 1 to 16"),
+    ):
+        facts = file.facts | {name: value for name, value in damage.items() if isinstance(value, str)}
+        arrays = file.arrays | {name: value for name, value in damage.items() if not isinstance(value, str)}
+        write_tensors(cut, arrays, facts)
+        assert f"model.safetensors is damaged: {said}" in failure()
 
 
 def test_a_drafter_of_another_target_or_elsewhere_is_refused_by_name(
-    pair: Pair, seeing: str, file: str, tmp_path_factory: pytest.TempPathFactory
+    pair: Pair, seeing: str, folder: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with pytest.raises(ModelError, match=r"drafter was trained for another target: its vocabulary has"):
-        LLM(pair.target, file)
+        LLM(pair.target, folder)
     with pytest.raises(SettingsError, match="process"):
-        LLM(seeing, file, method="sps", placement="process")
+        LLM(seeing, folder, method="sps", placement="process")
     for load in (load_decoder, load_tokenizer):  # as a draft server does, and vLLM's
         with pytest.raises(ModelError, match="is a drafter for one target, and no model: give it as draft of its"):
-            load(file)
+            load(folder)
     other = tmp_path_factory.mktemp("other")
     with torch.no_grad():
         model = save_seeing("llava", other)
         model.get_input_embeddings().weight.normal_()
         model.save_pretrained(other)
     with pytest.raises(ModelError, match=r"drafter was trained for another target: the embeddings"):
-        LLM(str(other), file, dtype="float32")
+        LLM(str(other), folder, dtype="float32")
 
 
 # ---- the texts ------------------------------------------------------------------------------------------------------
@@ -235,11 +252,11 @@ def ids_of(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
     ],
 )
 def test_texts_are_those_of_plain_decoding(
-    seeing: str, file: str, temperature: float, count: int, settings: dict[str, Any]
+    seeing: str, folder: str, temperature: float, count: int, settings: dict[str, Any]
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=11, max_tokens=MAX_TOKENS)
     expected = answered(seeing, CONVERSATIONS[:count], params)
-    outputs = answered(seeing, CONVERSATIONS[:count], params, file, **settings)
+    outputs = answered(seeing, CONVERSATIONS[:count], params, folder, **settings)
     assert ids_of(outputs) == ids_of(expected)
     assert all(one.exact for one in outputs)
     if settings == {"placement": "inline"} and not temperature:
@@ -248,7 +265,7 @@ def test_texts_are_those_of_plain_decoding(
 
 @pytest.mark.parametrize("prefill_chunk", [7, 512])
 def test_the_drafter_reads_in_the_engine_what_it_reads_in_training(
-    seeing: str, texts: TargetTexts, file: str, prefill_chunk: int, monkeypatch: pytest.MonkeyPatch
+    seeing: str, texts: TargetTexts, folder: str, prefill_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[int, Any] = {}
     full = StateSequence.read
@@ -262,7 +279,7 @@ def test_the_drafter_reads_in_the_engine_what_it_reads_in_training(
     for idx in (0, 1):  # with one image, and with two
         seen.clear()
         settings = {"placement": "inline", "prefill_chunk": prefill_chunk}
-        (output,) = answered(seeing, [CONVERSATIONS[idx]], params, file, **settings)
+        (output,) = answered(seeing, [CONVERSATIONS[idx]], params, folder, **settings)
         assert output.stats.hidden_prompt_tokens > 0
         expected = texts.features[texts.text(idx)].numpy()
         assert sorted(seen) == list(range(len(seen))) and len(seen) >= len(expected) - 4, "the last pass may be cut"
@@ -270,10 +287,10 @@ def test_the_drafter_reads_in_the_engine_what_it_reads_in_training(
             np.testing.assert_allclose(state, expected[place], atol=1e-3, rtol=1e-3)
 
 
-def test_a_text_whose_beginning_was_known_is_drafted_for_from_what_is_read(seeing: str, file: str) -> None:
+def test_a_text_whose_beginning_was_known_is_drafted_for_from_what_is_read(seeing: str, folder: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     settings = {"placement": "inline", "dtype": "float32", "max_images": 2, "policy": "fixed"}
-    with LLM(seeing, file, method="sps", **settings) as llm:
+    with LLM(seeing, folder, method="sps", **settings) as llm:
         first, again, other = (llm.chat(CONVERSATIONS[idx], params)[0] for idx in (1, 1, 0))
     assert first.outputs == again.outputs
     assert again.stats.reused_prompt_tokens > 0 and again.stats.verified_tokens > 0

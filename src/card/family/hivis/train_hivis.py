@@ -22,6 +22,7 @@ from card.family.learning.bound_module import scaled
 from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, train
 from card.family.learning.target_texts import TargetTexts
 from card.family.learning.unrolling import MEASURED_STEPS, STEP_WEIGHT, ChainCounts, of_the_row_before, seen_in
+from card.models.own.fused_head import MOST_LAYERS
 from card.models.own.head_sizes import require_width
 from card.models.runner import RowRunner
 
@@ -42,7 +43,7 @@ class HivisTrainSettings(FitSettings):
         """Check the ranges."""
         FitSettings.__post_init__(self)
         require(1 <= self.num_steps <= 16, "num_steps", "from 1 to 16", self.num_steps)
-        require(1 <= self.num_layers <= 16, "num_layers", "from 1 to 16", self.num_layers)
+        require(1 <= self.num_layers <= MOST_LAYERS, "num_layers", f"from 1 to {MOST_LAYERS}", self.num_layers)
         require_width(self.width)
 
 

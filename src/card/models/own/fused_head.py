@@ -33,6 +33,7 @@ from card.models.own.plain_config import config_of
 
 FUSED_FILE = TrainedFile("drafter", "card-hivis-2", "card train hivis")
 FUSED_WEIGHTS, FUSED_TYPE = "model.safetensors", "card-hivis"  # that file of a folder, and its config's model_type
+MOST_LAYERS = 16  # that a drafter may have: it is to be small
 _LLAMA_NAMES = {  # of a layer's weights, by their names in files
     "norm": "input_layernorm",
     "query": "self_attn.q_proj",
@@ -59,7 +60,10 @@ class FusedFacts(TargetSizes):
     @classmethod
     def of(cls, said: Mapping[str, str]) -> FusedFacts:
         """Return what a file says. Raises: KeyError, ValueError if it is faulty."""
-        return cls(**{one.name: int(said[one.name]) for one in fields(cls)})
+        facts = cls(**{one.name: int(said[one.name]) for one in fields(cls)})
+        if not 1 <= facts.num_layers <= MOST_LAYERS:
+            raise ValueError(f"it has {facts.num_layers} layers, there may be 1 to {MOST_LAYERS}")
+        return facts
 
 
 def weight_shapes(facts: FusedFacts) -> dict[str, tuple[int, ...]]:
@@ -156,6 +160,10 @@ def fused_head(
         if arrays[name].shape != shape:
             raise ValueError(f"{name} has shape {list(arrays[name].shape)}, its facts ask for {list(shape)}")
     token_ids = arrays["token_ids"].astype(np.int64)
+    if token_ids.ndim != 1 or len(token_ids) != len(np.unique(token_ids)):
+        raise ValueError("its token_ids name a token twice")
+    if len(wrong := token_ids[(token_ids < 0) | (token_ids >= facts.vocab_size)]):
+        raise ValueError(f"its token_ids name token {wrong[0]}, and there are 0 to {facts.vocab_size - 1}")
     own = {name: arrays[name].astype(np.float32) for name in shapes if not name.startswith("layers.")}
     weights = {
         "model.norm.weight": own["norm.weight"],
@@ -171,7 +179,7 @@ def fused_head(
     assert architecture is not None
     made = FusedHead(architecture, config, GenerationConfig(), stored, output_ids=token_ids)
     made.inputs = FusedInputs(facts, own, embed)
-    check_numbers(made, own.items())
+    check_numbers(made, ((name, arrays[name]) for name in shapes))
     return made
 
 
