@@ -80,7 +80,7 @@ MAX_ROOM_LINES = {
     "config": 1600,
     "drafting": 2400,
     "engine": 5400,
-    "family": 7800,
+    "family": 7850,
     "inside": 2250,
     "kernels": 7500,
     "labs": 3700,

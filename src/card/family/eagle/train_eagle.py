@@ -43,6 +43,7 @@ class EagleTrainSettings(FitSettings):
     epochs: int = 2
     batch_size: int = 4  # texts
     learning_rate: float = 5e-4
+    checkpoint_steps: int = 10  # a step of a large target takes half a minute on two cores
 
     def __post_init__(self) -> None:
         """Check the ranges."""
