@@ -177,8 +177,6 @@ def _check_recorded(recording: Recording, method: Method) -> None:
     is_known = all(
         text.head is not None if method.needs_head else method.name in text.drafted for text in recording.texts
     )
-    if method.needs_head and HEAD not in method.writers:
-        raise PlanError(f"a recording cannot hold the candidates of the head of {method.name}; leave it out")
     if has_own_drafter(method) and not is_known:
         head = " --ctc FILE" if method.needs_head else ""
         raise PlanError(
