@@ -88,7 +88,7 @@ MAX_ROOM_LINES = {
     "links": 2600,
     "machine": 1600,
     "models": 16650,
-    "server": 8500,
+    "server": 8550,
     "text": 6950,
     "theirs": 4100,
     "tools": 10600,

@@ -43,9 +43,9 @@ class FunctionDefinition(Strict):
 
     def as_template_has_it(self) -> dict[str, Any]:
         """Return the function in the shape that chat templates read."""
-        told = self.model_dump(include={"name", "description"}, exclude_none=True)
-        told["parameters"] = self.parameters or {"type": "object", "properties": {}}
-        return {"type": "function", "function": told}
+        function = self.model_dump(include={"name", "description"}, exclude_none=True)
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
 
 
 class Tool(Strict):

@@ -114,8 +114,8 @@ class ToolResultBlock(Strict):
     @property
     def text(self) -> str:
         """The result as the model reads it."""
-        told = texts_of(self.content)
-        return f"Error: {told}" if self.is_error and not told.lower().startswith("error") else told
+        text = texts_of(self.content)
+        return f"Error: {text}" if self.is_error and not text.lower().startswith("error") else text
 
     @property
     def images(self) -> list[ImageBlock]:
@@ -231,11 +231,11 @@ def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
 
 def remind(messages: list[dict[str, Any]], text: str) -> None:
     """Add what the system says on the way to the user's turn, as many chat templates take it in no other place."""
-    told = f"<system-reminder>\n{text}\n</system-reminder>"
+    reminder = f"<system-reminder>\n{text}\n</system-reminder>"
     last = messages[-1] if messages else {}
     if last.get("role") != "user":
-        messages.append({"role": "user", "content": told})
+        messages.append({"role": "user", "content": reminder})
     elif isinstance(last["content"], str):
-        last["content"] = "\n".join(filter(None, (last["content"], told)))
+        last["content"] = "\n".join(filter(None, (last["content"], reminder)))
     else:
-        last["content"].append({"type": "text", "text": told})
+        last["content"].append({"type": "text", "text": reminder})

@@ -71,9 +71,9 @@ class NestedCalls:
     def _next_key(self, source: Source, end: str) -> Reading[str | None]:
         """Read the tag that begins an element and return its name; "" at the end, None if there is neither."""
         yield from source.skip_space()
-        if (found := (yield from source.takes(end, self.mark + "<"))) is None:
+        if (reached := (yield from source.takes(end, self.mark + "<"))) is None:
             return None
-        if found == end:
+        if reached == end:
             return ""
         parts: list[str] = []
         mark = yield from source.until([">"], parts.append)

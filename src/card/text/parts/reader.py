@@ -128,8 +128,8 @@ class AnswerReader:
         """Read what follows a mark that the prompt ends with. Returns: False if the rest does not count."""
         source, begun, syntax = self._source, self._form.begun, self._form.calls
         rests = {mark.removeprefix(begun): part for mark, part in self._form.turns if mark.startswith(begun)}
-        if (found := (yield from source.takes(*rests))) is not None:
-            self._turn_to(rests[found])
+        if (reached := (yield from source.takes(*rests))) is not None:
+            self._turn_to(rests[reached])
         elif syntax is not None and syntax.marker == begun and self._calls.tools:
             yield from self._try("", syntax.read(source, self._calls))
         return self.num_calls == 0 or self.num_calls != self._most_calls
@@ -200,10 +200,10 @@ class AnswerReader:
             source.text = before + source.text
             return False
         closing, joint = "```" if fence else syntax.closing.strip(), (syntax.joint or "").strip()
-        found = yield from self._try(before, read_objects(source, self._calls, closing, joint, is_sure=False))
-        if found:
+        was_read = yield from self._try(before, read_objects(source, self._calls, closing, joint, is_sure=False))
+        if was_read:
             yield from source.skip_space()
-        return found
+        return was_read
 
     def _try(self, before: str, reading: Reading[None]) -> Reading[bool]:
         """Read calls; other text is content, from ``before`` on. Returns: whether there was a call."""
@@ -280,16 +280,16 @@ class AnswerReader:
             self._space = ""
         if self._is_fresh and (kind is Thoughts or self._drops_leading_space):
             text = text.lstrip()
-        kept = text if is_last else text.rstrip()
-        self._space = "" if is_last else text[len(kept) :]
-        if not kept:
+        content = text if is_last else text.rstrip()
+        self._space = "" if is_last else text[len(content) :]
+        if not content:
             return
         if self._is_fresh and kind in self._given:
-            kept = "\n" + kept  # a further part of the same kind
+            content = "\n" + content  # a further part of the same kind
         self._is_fresh = False
         self._given.add(kind)
         if kind is Thoughts or self._has_content:
-            self._pieces.append(kind(self._shown(kept)))
+            self._pieces.append(kind(self._shown(content)))
 
     @property
     def _drops_leading_space(self) -> bool:

@@ -77,9 +77,9 @@ class ModelAnswers:
             # A model may have a separate template for tools; any list makes the tokenizer choose it.
             self.template = tokenizer.get_chat_template(tools=[{}])
         self.knows_tools = has_tools(self.template)
-        found = find_format(self.template, tokenizer.get_vocab()) if name == AUTO else FORMATS[name]
-        self.is_known = found is not None
-        self.form = found or FORMATS[NONE]
+        form = find_format(self.template, tokenizer.get_vocab()) if name == AUTO else FORMATS[name]
+        self.is_known = form is not None
+        self.form = form or FORMATS[NONE]
         is_silent = self.form.thoughts is not None and self.form.thoughts[1].strip() not in self.template
         if name == AUTO and is_silent and not self.form.thinks_unsaid:
             self.form = dataclasses.replace(self.form, thoughts=None)  # the model does not think
