@@ -79,5 +79,6 @@ class LLMSettings(DraftKeywords, total=False):
     ctc: str | PathLike[str] | None
     hivis: str | PathLike[str] | None
     judge: str | PathLike[str] | None
+    reward: str | PathLike[str] | None
     kv_selection: str | PathLike[str] | None
     hrad: str | PathLike[str]

@@ -1,10 +1,12 @@
-"""`card train judge`: AutoJudge for one pair."""
+"""`card train judge` and `card train reward`: AutoJudge or a reward of steps for one pair."""
 
 from __future__ import annotations
 
 import base64
 import time
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,81 +14,125 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
+from card.cli.parts.files import read_records
 from card.cli.parts.tables import progress_bar
-from card.errors import SettingsError
-from card.family.judges.auto import PairFacts
-from card.family.judges.knobs import JUDGE
-from card.family.judges.mining import Mined, Miner, Mismatches
+from card.errors import PromptError, SettingsError
+from card.family.judges.auto import AutoJudge, PairFacts
+from card.family.judges.knobs import JUDGE, REWARD
+from card.family.judges.mining import Mined, Miner, Mismatches, StepMiner
 from card.family.judges.programs import check_fence, read_tasks
-from card.family.judges.train_judge import RECALL, train_judge
+from card.family.judges.steps import StepReward, step_ends
+from card.family.judges.train_judge import RECALL, TrainedJudge, train_judge
 from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
 from card.text.answers import final_number
 from card.text.kept_lines import KeptLines, key_of
 
 
-def run(
-    *,
-    prompts: Path | None,
-    run_tests: bool,
-    max_prompts: int | None,
-    max_seconds: int | None,
-    out: Path,
-    **options: Any,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Lessons:
+    """The prompts of a training, and what is found in the answers."""
+
+    questions: Sequence[str]
+    result_of: Callable[[int, str], Hashable]  # of an answer to one of them
+    result: str  # its name
+    known: Sequence[str] = ()  # the right answer of each, if it is compared with
+
+
+def run(*, prompts: Path | None, run_tests: bool, max_prompts: int | None, out: Path, **options: Any) -> None:
     """Run `card train judge`. Raises: CardError of any kind."""
     JUDGE.check_file(out)
     check_out(out)
-    questions, result_of, result = _asked(prompts, run_tests, max_prompts)
-    pair = load_training_pair(options)
-    miner = Miner(
+    lessons = _asked(prompts, run_tests, max_prompts)
+    trained, counts = _train(lessons, out, options)
+    say(f"{counts} changed {lessons.result}. {_quality(trained, 'prompts')} Written to {out}")
+
+
+def run_reward(*, data: Path, max_prompts: int | None, out: Path, **options: Any) -> None:
+    """Run `card train reward`. Raises: CardError of any kind."""
+    REWARD.check_file(out)
+    check_out(out)
+    lessons = _problems(data, max_prompts)
+    trained, counts = _train(lessons, out, options)
+    say(f"{counts} with a drafted step lost {lessons.result}. {_quality(trained, 'problems')} Written to {out}")
+
+
+def _train(lessons: _Lessons, out: Path, options: dict[str, Any]) -> tuple[TrainedJudge, str]:
+    """Mine, train and write the file; return what was learnt, and the counts in words. Raises: CardError."""
+    pair, max_seconds = load_training_pair(options), options["max_seconds"]
+    own: dict[str, Any] = {}
+    if lessons.known:
+        own = {"ends": step_ends(lambda one: str(pair.tokenizer.decode([one])), pair.runner.vocab_size, pair.end_ids)}
+    miner = (partial(StepMiner, step_ends=own["ends"]) if own else Miner)(
         pair.runner,
         pair.draft,
-        answer_of=lambda idx, token_ids: result_of(idx, str(pair.tokenizer.decode(list(token_ids)))),
+        answer_of=lambda idx, token_ids: lessons.result_of(idx, str(pair.tokenizer.decode(list(token_ids)))),
         max_tokens=options["max_tokens"],
         end_ids=pair.end_ids,
     )
-    prompt_ids = encode_questions(pair.tokenizer, questions, miner.max_prompt_tokens)
+    prompt_ids = encode_questions(pair.tokenizer, lessons.questions, miner.max_prompt_tokens)
     of_pair = PairFacts.of(pair.runner, pair.draft_name)
     facts = {"target": key_of(of_pair.probe.tolist()), "draft": of_pair.draft}
     facts |= {name: options[name] for name in ("dtype", "max_tokens")}
+    keys = [key_of([ids, *lessons.known[idx : idx + 1]]) for idx, ids in enumerate(prompt_ids)]
     kept = KeptLines(out.with_suffix(".mined.jsonl"), facts)
     until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
     with progress_bar() as progress:
-        mined = _mine(progress, miner, prompt_ids, kept, lambda: time.monotonic() > until)
-    trained = train_judge(Mismatches.joined(mined), of_pair)
+        mined = _mine(progress, miner, prompt_ids, keys, kept, lambda: time.monotonic() > until)
+    trained = train_judge(Mismatches.joined(mined), of_pair, StepReward if own else AutoJudge, **own)
     trained.judge.save(out, {**trained.figures(), "num_prompts": str(len(mined))})
     if len(mined) == len(prompt_ids):
         kept.delete()
-    say(
-        f"{trained.num_important:,} of {trained.num_mismatches:,} mismatches in {len(mined):,} of {len(prompt_ids):,}"
-        f" prompts changed {result}. On prompts that it had not learnt from the judge tells them apart with an"
-        f" area under the ROC curve of {trained.area:.2f} ({trained.area_range[0]:.2f} to {trained.area_range[1]:.2f});"
-        f" 0.5 is chance. A knob of {trained.judge.usual:.3g} keeps out {RECALL:.0%} of the important ones, and"
-        f" tolerates {trained.kept_share:.0%} of the others. Written to {out}"
+    of_prompts = f"in {len(mined):,} of {len(prompt_ids):,} prompts"
+    return trained, f"{trained.num_important:,} of {trained.num_mismatches:,} mismatches {of_prompts}"
+
+
+def _quality(trained: TrainedJudge, prompts: str) -> str:
+    return (
+        f"On {prompts} that it had not learnt from the {trained.judge.FILE.kind} tells them apart with an area under"
+        f" the ROC curve of {trained.area:.2f} ({trained.area_range[0]:.2f} to {trained.area_range[1]:.2f}); 0.5 is"
+        f" chance. A knob of {trained.judge.usual:.3g} keeps out {RECALL:.0%} of the important ones, and tolerates"
+        f" {trained.kept_share:.0%} of the others."
     )
 
 
-def _asked(
-    prompts: Path | None, run_tests: bool, most: int | None
-) -> tuple[Sequence[str], Callable[[int, str], Hashable], str]:
-    """Return the questions, what makes the result of an answer to one of them, and the result's name.
+def _problems(data: Path, most: int | None) -> _Lessons:
+    """Return the problems of a file, with their answers. Raises: PromptError for an answer without a number."""
+    records = read_records(data, "question", "answer")[:most]
+    numbers = [final_number(one["answer"]) for one in records]
+    if None in numbers:
+        raise PromptError(f"{data}: answer {numbers.index(None) + 1} has no number to check against; leave it out")
+    return _Lessons(
+        [one["question"] for one in records],
+        lambda idx, answer: final_number(answer) == numbers[idx],
+        "the right answer",
+        [str(number) for number in numbers],
+    )
+
+
+def _asked(prompts: Path | None, run_tests: bool, most: int | None) -> _Lessons:
+    """Return the prompts of a judge.
 
     Raises: CardError for a file that cannot be read, or programs that cannot be fenced.
     """
     if not run_tests:
-        return questions_in(prompts, most), lambda _, answer: final_number(answer), "the final number"
+        return _Lessons(questions_in(prompts, most), lambda _, answer: final_number(answer), "the final number")
     if prompts is None:
         raise SettingsError("--run-tests needs --prompts, a file of tasks in the form of MBPP or HumanEval")
     tasks = read_tasks(prompts)[:most]
     check_fence()
-    return [task.question for task in tasks], lambda idx, answer: tasks[idx].outcome(answer), "which tests pass"
+    questions = [task.question for task in tasks]
+    return _Lessons(questions, lambda idx, answer: tasks[idx].outcome(answer), "which tests pass")
 
 
 def _mine(
-    progress: Progress, miner: Miner, prompt_ids: Sequence[Sequence[int]], kept: KeptLines, is_over: Callable[[], bool]
+    progress: Progress,
+    miner: Miner,
+    prompt_ids: Sequence[Sequence[int]],
+    keys: Sequence[str],
+    kept: KeptLines,
+    is_over: Callable[[], bool],
 ) -> list[Mined]:
-    """Return the mismatches of all prompts for which there is time; stored ones are not mined again."""
-    keys = [key_of(list(ids)) for ids in prompt_ids]
+    """Return the mismatches of all prompts for which there is time; stored ones, by key, are not mined again."""
     found = {idx: _read(idx, kept, key) for idx, key in enumerate(keys) if key in kept.found}
     advance = advancing(progress, "trying mismatches", len(prompt_ids), len(found))
     for one in miner.mine([(idx, ids) for idx, ids in enumerate(prompt_ids) if idx not in found], is_over):
