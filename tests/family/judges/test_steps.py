@@ -25,13 +25,12 @@ from card.family.judges.mining import Miner, Mismatches, StepMiner
 from card.family.judges.steps import StepReward, last_of_step, step_ends
 from card.family.judges.train_judge import train_judge
 from card.family.learning.regression import fit_ridge
-from card.models.loading import load_decoder
 from card.models.runner import RowRunner
-from card.models.runners import make_runner
 from card.tree.nodes import ROOT, Nodes
 from card.tree.verify import Verification
 from tests.commands import Ran, run_command
 from tests.crosses.doors import DOORS, REQUESTS, Setup
+from tests.family.judges.rewards import write_reward
 from tests.family.judges.test_auto import greedy, runner
 from tests.figures import check_figures
 from tests.pair import Pair
@@ -136,15 +135,6 @@ def test_a_problem_that_the_target_gets_wrong_teaches_nothing(runners: tuple[Row
 
 
 # ---- in an engine ----------------------------------------------------------------------------------------------------
-
-
-def write_reward(path: Path, target: str, draft: str, ends: Sequence[int], *, seed: int = 2) -> str:
-    """Write a reward with drawn weights: what it keeps is a matter of chance."""
-    of_target = make_runner(load_decoder(target, dtype="float32"), max_model_len=64)
-    pair = PairFacts.of(of_target, draft)
-    weights = np.random.default_rng(seed).normal(size=pair.width).astype(np.float32)
-    StepReward(weights, 0.0, usual=0.6, pair=pair, knob=None, ends=frozenset(ends)).save(path)
-    return str(path)
 
 
 @pytest.fixture(scope="module")
