@@ -19,7 +19,7 @@ SETTINGS = LineupSettings(
     params=SamplingParams(temperature=0.0, seed=0, max_tokens=8).resolved(), cores=(0, 1, 5), dtype="float32"
 )
 DATA = (Dataset("x", "y", (DatasetQuestion(("one",)),)),)
-TRAINED = ("pard", "ctc", "hivis")
+TRAINED = ("pard", "ctc", "hivis", "arbitrage")
 
 
 @pytest.mark.parametrize(

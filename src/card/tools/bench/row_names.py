@@ -83,11 +83,12 @@ COUPLED = tuple(name for name, spec in OURS.items() if spec.has_uncoupled)  # wh
 # Rows of any pair. The other rows need something trained for the pair; only the preset `learned` has them.
 ANY_DRAFT = tuple(name for name, spec in OURS.items() if not find_method(spec.method).needs_training)
 KNOWN = (*OURS, *THEIRS, *(name + UNCOUPLED for name in COUPLED))
-_LEARNED = {  # methods with a part that a training makes
+_LEARNED = {  # methods with a part that a training makes; one that is not exact is named by itself alone
     method.name
     for found in records()
     for method in found.record.methods
-    if method.needs_training or any(one.name.startswith("train ") for one in found.record.commands)
+    if method.is_exact
+    and (method.needs_training or any(one.name.startswith("train ") for one in found.record.commands))
 }
 
 
