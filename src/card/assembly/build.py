@@ -73,10 +73,10 @@ def build(
     Raises: SettingsError for settings that a local writer or the target cannot follow.
     """
     policy = policy or make_policy(plan, models.latencies)
-    own = make_writers(plan, models.target.vocab_size, None) if models.writers is None else {}
-    with closed_if_it_fails(own):
-        _refuse_features(own)
-        writers = own if models.writers is None else models.writers
+    made_here = make_writers(plan, models.target.vocab_size, None) if models.writers is None else {}
+    with closed_if_it_fails(made_here):
+        _refuse_features(made_here)
+        writers = made_here if models.writers is None else models.writers
         worker = _worker(plan, models, writers, clock)
         limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
         engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)

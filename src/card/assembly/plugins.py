@@ -55,7 +55,7 @@ def feature_consumers(plan: Plan, target: RowRunner) -> list[FeatureConsumer]:
 
 def _places(field: str, names: Container[str]) -> Iterator[str]:
     """Yield the places in this field of the records of folders that one of the settings in ``names`` belongs to."""
-    for found in records():
-        place, kind = getattr(found.record, field), found.record.settings
+    for entry in records():
+        place, kind = getattr(entry.record, field), entry.record.settings
         if place and kind is not None and any(name in names for name in declared(kind)):
             yield place

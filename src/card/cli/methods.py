@@ -13,12 +13,12 @@ from card.config.registry import methods, origin_of
 
 def run(as_json: bool) -> None:
     """Run `card methods`."""
-    found = [(name, method.summary, origin_of(name)) for name, method in methods().items()]
+    listed = [(name, method.summary, origin_of(name)) for name, method in methods().items()]
     if as_json:
-        rows = [dict(zip(("method", "summary", "from"), row, strict=True)) for row in found]
+        rows = [dict(zip(("method", "summary", "from"), row, strict=True)) for row in listed]
         click.echo(json.dumps(rows, ensure_ascii=False))
         return
     made = table("method", "summary", "from")
-    for row in found:
+    for row in listed:
         made.add_row(*row)
     show(Console(), made)

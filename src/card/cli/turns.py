@@ -42,8 +42,8 @@ def _whole_turn(line: str, ask: Ask) -> Turn:
     if fence and head.strip() in ("", _TAKES_BLOCKS):
         return Turn(_block(rest, ask), command=head.strip())
     text = _continued(line, ask).strip()
-    found = _COMMAND.fullmatch(text)
-    return Turn(text) if found is None else Turn((found[2] or "").strip(), command=found[1].lower())
+    match = _COMMAND.fullmatch(text)
+    return Turn(text) if match is None else Turn((match[2] or "").strip(), command=match[1].lower())
 
 
 def _block(first: str, ask: Ask) -> str:

@@ -16,17 +16,17 @@ _DIFFERENT = "[bold]Different:[/bold] exact passes may write other texts here th
 
 def run(*, as_json: bool) -> int:
     """Print the digest and whether it is the expected one; return 0 if it is, 1 if not."""
-    found = digest_machine()
+    result = digest_machine()
     if as_json:
-        print(json.dumps({**asdict(found), "expected": EXPECTED}))
-        return int(not found.is_expected)
+        print(json.dumps({**asdict(result), "expected": EXPECTED}))
+        return int(not result.is_expected)
     shown = table("", "")
     shown.show_header = False
-    shown.add_row("processor", found.processor)
-    shown.add_row("kernels", found.kernels)
-    shown.add_row("digest", found.digest)
+    shown.add_row("processor", result.processor)
+    shown.add_row("kernels", result.kernels)
+    shown.add_row("digest", result.digest)
     shown.add_row("expected", EXPECTED)
     console = Console()
     console.print(shown)
-    console.print(_EQUAL if found.is_expected else _DIFFERENT)
-    return int(not found.is_expected)
+    console.print(_EQUAL if result.is_expected else _DIFFERENT)
+    return int(not result.is_expected)

@@ -211,7 +211,7 @@ class EngineSettings(Replaceable):
 
 def parse_size(text: str) -> int:
     """Return the bytes meant by "512M", "2GiB" or "1000000"; units are powers of 1,024. Raises: SettingsError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
-    size = int(float(found[1]) * _SIZE_UNITS[found[2].upper()]) if found else 0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
+    size = int(float(match[1]) * _SIZE_UNITS[match[2].upper()]) if match else 0
     require(size > 0, "a memory size", "a number of bytes above 0 such as 512M or 2GiB", text)
     return size

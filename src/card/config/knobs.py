@@ -46,18 +46,18 @@ class NamedKind:
 
     def parse(self, text: str, known: Collection[str]) -> Named:
         """Return the name in a text, perhaps with a knob. Raises: SettingsError if it is neither known nor a file."""
-        found = parse_named(text)
-        if found.name not in known and not found.name.endswith(_FILE_END):
+        named = parse_named(text)
+        if named.name not in known and not named.name.endswith(_FILE_END):
             if not known:
                 raise SettingsError(
                     f"a {self.kind} is a file of card train {self.kind}, which ends in {_FILE_END}, with an optional"
                     f" knob, such as {self.example}; got {text!r}"
                 )
             raise SettingsError(
-                f"unknown {self.kind} {found.name!r}; known: {', '.join(known)}, each with an optional knob, such as"
+                f"unknown {self.kind} {named.name!r}; known: {', '.join(known)}, each with an optional knob, such as"
                 f" {self.example}, and files of card train {self.kind}, which end in {_FILE_END}"
             )
-        return found
+        return named
 
     def check_file(self, path: Path) -> None:
         """Refuse a file name that could not be given later. Raises: SettingsError."""

@@ -57,12 +57,12 @@ def _of_packages() -> Iterable[FoundRecord]:
         for point in metadata.entry_points(group=group):
             origin = point.dist.name if point.dist is not None else point.value
             try:
-                found = point.load()
+                record = point.load()
             except Exception as error:  # foreign code may raise anything
                 logger.warning("%s of %s cannot be loaded, and is left out: %r", point.name, origin, error)
                 continue
-            if isinstance(found, Record):
-                yield FoundRecord(found, origin)
+            if isinstance(record, Record):
+                yield FoundRecord(record, origin)
             else:
                 logger.warning("%s of %s is not a record, and is left out", point.name, origin)
 
@@ -70,13 +70,13 @@ def _of_packages() -> Iterable[FoundRecord]:
 @cache
 def methods() -> Mapping[str, Method]:
     """Return all methods by name, in alphabetical order."""
-    found = {method.name: method for one in records() for method in one.record.methods}
-    return dict(sorted(found.items(), key=itemgetter(0)))
+    by_name = {method.name: method for entry in records() for method in entry.record.methods}
+    return dict(sorted(by_name.items(), key=itemgetter(0)))
 
 
 def origin_of(method: str) -> str:
     """Return the origin of a method."""
-    return next(found.origin for found in records() if any(one.name == method for one in found.record.methods))
+    return next(entry.origin for entry in records() if any(one.name == method for one in entry.record.methods))
 
 
 def find_method(name: str) -> Method:
@@ -89,13 +89,13 @@ def find_method(name: str) -> Method:
 
 def commands(group: str = "") -> dict[str, Command]:
     """Return the commands of folders and packages by the last word of their names: of a group, or without a group."""
-    found = (command for one in records() for command in one.record.commands)
-    return {one.name.rpartition(" ")[2]: one for one in found if one.name.rpartition(" ")[0] == group}
+    commands = (command for one in records() for command in one.record.commands)
+    return {one.name.rpartition(" ")[2]: one for one in commands if one.name.rpartition(" ")[0] == group}
 
 
 def writer_places() -> Mapping[str, str]:
     """Return the places of the local writers of folders, by name."""
-    return {name: place for found in records() for name, place in found.record.writers.items()}
+    return {name: place for entry in records() for name, place in entry.record.writers.items()}
 
 
 def settings_of_methods() -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def settings_of_writers(names: Collection[str]) -> tuple[str, ...]:
 
 def own_kinds() -> tuple[type[Any], ...]:
     """Return the dataclasses of settings that folders declare."""
-    return tuple(found.record.settings for found in records() if found.record.settings is not None)
+    return tuple(entry.record.settings for entry in records() if entry.record.settings is not None)
 
 
 def own_settings() -> Mapping[str, type[Any]]:
@@ -127,4 +127,4 @@ def own_value(settings: EngineSettings, name: str) -> Any:
 
 def plugin_places(name: str) -> list[str]:
     """Return the places that records give in a field of this name, such as "verifier"."""
-    return [place for found in records() if (place := getattr(found.record, name))]
+    return [place for entry in records() if (place := getattr(entry.record, name))]

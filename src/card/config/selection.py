@@ -54,9 +54,9 @@ def parse_selection(text: str) -> SelectionRule:
 
     Raises: SettingsError for an unknown rule, or numbers out of range.
     """
-    found = parse_named(text, 2)
-    if (rule := PUBLISHED.get(found.name)) is not None:
-        share, least = found.number(0, rule.share, float), found.number(1, rule.least, int)
+    named = parse_named(text, 2)
+    if (rule := PUBLISHED.get(named.name)) is not None:
+        share, least = named.number(0, rule.share, float), named.number(1, rule.least, int)
         if share is not None and least is not None and 0.0 <= share <= 1.0 and least >= 1:
             return replace(rule, share=share, least=least)
     raise SettingsError(

@@ -180,10 +180,10 @@ class FanOutRule(_PathRule):
         for idx, node in enumerate(chain):
             if cache.depth_of(node) >= tree.num_layers:
                 return
-            own = chain[idx + 1 : idx + 2]
-            yield node, len(own) + fan_out[min(idx, len(fan_out) - 1)]
+            continuation = chain[idx + 1 : idx + 2]
+            yield node, len(continuation) + fan_out[min(idx, len(fan_out) - 1)]
             for head in cache.children(node):
-                if head not in own:
+                if head not in continuation:
                     yield from _path(tree, head)
 
 

@@ -122,8 +122,8 @@ class Engine:
 
         A request that does not run has none. Any thread may ask.
         """
-        found = self._queue.find(request_id)
-        return (0, 0) if found is None else (found.sequence.num_rows, found.sequence.stats.reused_prompt_tokens)
+        running = self._queue.find(request_id)
+        return (0, 0) if running is None else (running.sequence.num_rows, running.sequence.stats.reused_prompt_tokens)
 
     def stats(self) -> EngineStats:
         """Return gauges and totals as of now."""

@@ -65,11 +65,11 @@ class RequestQueue:
 
     def withdraw(self, request_id: int) -> Request | None:
         """Drop a request that was not admitted yet. Returns: the request; None for any other."""
-        found = next((one for one in self._waiting if one.request_id == request_id), None)
-        if found is None:
+        waiting = next((one for one in self._waiting if one.request_id == request_id), None)
+        if waiting is None:
             return None
-        self._waiting.remove(found)
-        return found.request
+        self._waiting.remove(waiting)
+        return waiting.request
 
     def find(self, request_id: int) -> LiveRequest | None:
         """Return an admitted request, running or paused; None for any other."""

@@ -56,8 +56,8 @@ class TokenDetails:
 
 def origins_of(offer: Nodes, verdict: Verdict, names: Sequence[str]) -> tuple[str, ...]:
     """Return the origin of each token of a verdict; ``names`` as in `Offers`."""
-    own = CORRECTED if offer else PLAIN
-    return (*(_writer(offer, idx, names) for idx in verdict.accepted), own)
+    last = CORRECTED if offer else PLAIN
+    return (*(_writer(offer, idx, names) for idx in verdict.accepted), last)
 
 
 def alternatives_to(offer: Nodes, verdict: Verdict, names: Sequence[str]) -> tuple[tuple[Alternative, ...], ...]:
@@ -66,12 +66,14 @@ def alternatives_to(offer: Nodes, verdict: Verdict, names: Sequence[str]) -> tup
     for idx, parent in enumerate(offer.parents):
         beside.setdefault(parent, []).append(idx)
     places = zip((ROOT, *verdict.accepted), (*verdict.accepted, None), strict=True)
-    found = []
+    alternatives = []
     for parent, chosen in places:
         others = [idx for idx in beside.get(parent, ()) if idx != chosen]
         others.sort(key=lambda idx: -offer.path_logprobs[idx])
-        found.append(tuple([(offer.tokens[i], offer.path_logprobs[i], _writer(offer, i, names)) for i in others]))
-    return tuple(found)
+        alternatives.append(
+            tuple([(offer.tokens[i], offer.path_logprobs[i], _writer(offer, i, names)) for i in others])
+        )
+    return tuple(alternatives)
 
 
 def _writer(offer: Nodes, idx: int, names: Sequence[str]) -> str:

@@ -148,12 +148,12 @@ class Sequence:
             return offer
         if not self.masks.takes_candidates:
             return NO_NODES
-        paths, kept = paths_of(offer), list[bool]()
+        paths, is_allowed = paths_of(offer), list[bool]()
         for token, parent in zip(offer.tokens, offer.parents, strict=True):
             row = self.masks.row(() if parent == ROOT else paths[parent])
             is_permitted = row is None or (token < len(row) and bool(row[token]))
-            kept.append(is_permitted and (parent == ROOT or kept[parent]))
-        return offer.kept(kept)
+            is_allowed.append(is_permitted and (parent == ROOT or is_allowed[parent]))
+        return offer.kept(is_allowed)
 
     def cut(self, new_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Return the new tokens up to the one that ends the text, and the reason, if it ends."""

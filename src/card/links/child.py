@@ -96,9 +96,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:
-    kept = {
+    passed_on = {
         name: value
         for name, value in environment.items()
         if name not in _BINDINGS and (name in _KEPT_NAMES or name.startswith(_KEPT_PREFIXES))
     }
-    return {**kept, "OMP_NUM_THREADS": str(num_threads)}
+    return {**passed_on, "OMP_NUM_THREADS": str(num_threads)}

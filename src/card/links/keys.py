@@ -38,21 +38,21 @@ class ClientKeys:
 
 def check_address(address: str, *, binds: bool = False) -> str:
     """Return a valid ``address`` to connect to, or with ``binds`` to listen on. Raises: SettingsError for another."""
-    found = _TCP.fullmatch(address)
-    if not found or (not binds and (found[1] in ("*", "0.0.0.0") or found[2] in ("*", "0"))):
+    match = _TCP.fullmatch(address)
+    if not match or (not binds and (match[1] in ("*", "0.0.0.0") or match[2] in ("*", "0"))):
         example = "tcp://127.0.0.1:5555 (port 0 takes a free one)" if binds else "tcp://192.168.1.20:5555"
         raise SettingsError(f"the address of a draft server must look like {example}, got {address!r}")
-    if found[2] != "*" and int(found[2]) > 65535:
+    if match[2] != "*" and int(match[2]) > 65535:
         raise SettingsError(f"a port is at most 65535, got {address!r}")
     return address
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of a checked address; 0.0.0.0 means all hosts, port 0 a free port."""
-    found = _TCP.fullmatch(address)
-    assert found is not None
-    host = found[1].strip("[]")
-    return "0.0.0.0" if host == "*" else host, 0 if found[2] == "*" else int(found[2])
+    match = _TCP.fullmatch(address)
+    assert match is not None
+    host = match[1].strip("[]")
+    return "0.0.0.0" if host == "*" else host, 0 if match[2] == "*" else int(match[2])
 
 
 def check_may_listen(address: str, *, has_keys: bool) -> None:
@@ -67,8 +67,8 @@ def check_may_listen(address: str, *, has_keys: bool) -> None:
 
 def is_loopback(address: str) -> bool:
     """Return whether only this host can reach a checked address."""
-    found = _TCP.fullmatch(address)
-    host = found[1].strip("[]") if found else ""
+    match = _TCP.fullmatch(address)
+    host = match[1].strip("[]") if match else ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -54,8 +54,8 @@ class SwitchLink(DrafterLink):
     @property
     def status(self) -> LinkStatus:
         """State of the present drafter; restarts of both."""
-        own = self._active.status
-        return LinkStatus(own.state, own.reason, sum(link.status.num_restarts for link in self._links.values()))
+        status = self._active.status
+        return LinkStatus(status.state, status.reason, sum(link.status.num_restarts for link in self._links.values()))
 
     @property
     def worst_status(self) -> LinkStatus:

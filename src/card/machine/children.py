@@ -16,5 +16,5 @@ def import_paths(paths: Sequence[str]) -> list[str]:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     barred = {Path.cwd().resolve(), *([Path(main).resolve().parent] if main else [])}
     package_root = Path(__file__).resolve().parents[2]
-    kept = [path for path in paths if os.path.isabs(path) and Path(path).resolve() not in barred]
-    return [*kept, str(package_root)]
+    allowed = [path for path in paths if os.path.isabs(path) and Path(path).resolve() not in barred]
+    return [*allowed, str(package_root)]

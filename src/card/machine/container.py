@@ -62,10 +62,10 @@ def cpu_quota(root: Path = SYSTEM) -> float | None:
 def _memory_limit(group: _Group) -> int | None:
     """Return a group's own limit. One that slows down (memory.high) is one too."""
     names = ("memory.limit_in_bytes",) if group.version == 1 else ("memory.max", "memory.high")
-    found = [_number(group.folder / name) for name in names]
+    bounds = [_number(group.folder / name) for name in names]
     if group.version == 1:
-        found.append(_numbers(group.folder / "memory.stat").get("hierarchical_memory_limit"))  # of those out of sight
-    return min((limit for limit in found if limit is not None and limit < _NO_LIMIT), default=None)
+        bounds.append(_numbers(group.folder / "memory.stat").get("hierarchical_memory_limit"))  # of those out of sight
+    return min((limit for limit in bounds if limit is not None and limit < _NO_LIMIT), default=None)
 
 
 def _used(group: _Group) -> int:

@@ -61,8 +61,8 @@ def _speed(root: Path, core: int) -> int:
 def _node(root: Path, core: int) -> int:
     with contextlib.suppress(OSError):
         for place in (root / f"sys/devices/system/cpu/cpu{core}").iterdir():
-            if found := _NODE.fullmatch(place.name):
-                return int(found[1])
+            if node := _NODE.fullmatch(place.name):
+                return int(node[1])
     return 0
 
 

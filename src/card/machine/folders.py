@@ -37,9 +37,9 @@ def cache_folder(given: str | None) -> Path:
     """
     if given is not None:
         return expanded(given)
-    kept = os.environ.get("XDG_CACHE_HOME")
-    if kept:
-        return Path(kept) / "card"
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    if cache_home:
+        return Path(cache_home) / "card"
     home = expanded("~")
     if home == Path("~"):
         return Path(os.environ.get("TMPDIR") or "/tmp") / f"card-{os.geteuid()}"

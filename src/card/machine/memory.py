@@ -77,20 +77,20 @@ def unwritten_parts(library: str, maps: Path = Path("/proc/self/smaps")) -> list
         parts = _PART.split(maps.read_text("utf-8", errors="replace"))[1:]
     except OSError:
         return []
-    found = []
+    ranges = []
     for first, end, may_write, file, facts in zip(*(parts[i::5] for i in range(5)), strict=True):
         if Path(file).name == library and may_write == "-" and _ALL_AS_READ in facts:
-            found.append((int(first, 16), int(end, 16) - int(first, 16)))
-    return found
+            ranges.append((int(first, 16), int(end, 16) - int(first, 16)))
+    return ranges
 
 
 def free_memory(root: Path = SYSTEM) -> int:
     """Return the bytes that this process may still take: by the machine, by its container, and by its own limit."""
-    own = _kib_of(root / "proc/self/status")
-    bounds = [_free_on_machine(root, own.get("RssFile", 0)), memory_left(root)]
+    used = _kib_of(root / "proc/self/status")
+    bounds = [_free_on_machine(root, used.get("RssFile", 0)), memory_left(root)]
     if resource is not None:
         most = resource.getrlimit(resource.RLIMIT_AS)[0]  # of addresses, which what is mapped takes too
-        bounds.append(None if most == resource.RLIM_INFINITY else most - own.get("VmSize", 0))
+        bounds.append(None if most == resource.RLIM_INFINITY else most - used.get("VmSize", 0))
     return max(0, min(bound for bound in bounds if bound is not None))
 
 

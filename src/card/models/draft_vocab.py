@@ -72,10 +72,10 @@ def restrict_head(model: LoadedModel, ids: Iterable[int]) -> LoadedModel:
     """
     vocab_size = int(model.config.get_text_config().vocab_size)
     known = {one for one in ids if one < vocab_size}
-    own = model.output_ids if isinstance(model, DecoderModel) else None
-    if own is not None and known.isdisjoint(own.tolist()):
+    outputs = model.output_ids if isinstance(model, DecoderModel) else None
+    if outputs is not None and known.isdisjoint(outputs.tolist()):
         raise SettingsError(
-            f"{named('draft_vocab')} leaves this drafter none of its {len(own)} tokens; ask for more, or leave it out"
+            f"{named('draft_vocab')} leaves this drafter none of its {len(outputs)} tokens; ask for more or none"
         )
     return with_head_of(model, known) if len(known) < vocab_size else copy.copy(model)
 
@@ -95,11 +95,11 @@ def kept_ids(model: LoadedModel) -> IntArray | None:
 
 def head_channels(model: DecoderModel) -> IntArray | None:
     """Return the outputs of a model's head that a restricted one computes; None: it is not restricted."""
-    kept, own = kept_ids(model), model.output_ids
-    return kept if kept is None or own is None else np.flatnonzero(np.isin(own, kept))
+    chosen, ids = kept_ids(model), model.output_ids
+    return chosen if chosen is None or ids is None else np.flatnonzero(np.isin(ids, chosen))
 
 
 def proposed_by(model: DecoderModel) -> IntArray | None:
     """Return the tokens that a model's head gives numbers for, restricted or not; None: all in order."""
-    channels, own = head_channels(model), model.output_ids
-    return channels if own is None else own if channels is None else own[channels]
+    channels, ids = head_channels(model), model.output_ids
+    return channels if ids is None else ids if channels is None else ids[channels]

@@ -119,14 +119,14 @@ def sampling_defaults(model: LoadedModel) -> dict[str, Any]:
     """
     config = model.generation_config
     stated = {} if config is None else config.to_diff_dict()
-    found = {name: stated[name] for name in NEUTRAL if stated.get(name) is not None}
+    sampling = {name: stated[name] for name in NEUTRAL if stated.get(name) is not None}
     if stated.get("do_sample") is not None:
-        found["temperature"] = found.get("temperature", 1.0) if stated["do_sample"] else 0.0
-    if "top_k" in found:
-        found["top_k"] = max(0, found["top_k"])
+        sampling["temperature"] = sampling.get("temperature", 1.0) if stated["do_sample"] else 0.0
+    if "top_k" in sampling:
+        sampling["top_k"] = max(0, sampling["top_k"])
     if stated.get("max_new_tokens") is not None:
-        found["max_tokens"] = stated["max_new_tokens"]
-    return found
+        sampling["max_tokens"] = stated["max_new_tokens"]
+    return sampling
 
 
 def check_facts(name: str, model: LoadedModel) -> None:

@@ -151,16 +151,16 @@ class ShownImages:
         if images is not None:
             self._of_slots[slot] = images
         used = {image.digest for placed in self._of_slots.values() for image in placed.images}
-        self._features = {digest: found for digest, found in self._features.items() if digest in used}
+        self._features = {digest: features for digest, features in self._features.items() if digest in used}
 
     def positions(self, slots: Sequence[int], places: Sequence[IntArray]) -> IntArray:
         """Return the positions that rows at ``places`` of sequences are turned by: [sum T], or [3, sum T]."""
         if self._axes is None or not any(slot in self._of_slots for slot in slots):
             return np.concatenate(places)
         turned = []
-        for slot, own in zip(slots, places, strict=True):
+        for slot, positions in zip(slots, places, strict=True):
             images = self._of_slots.get(slot)
-            turned.append(np.tile(own, (3, 1)) if images is None else images.rotary_positions(own))
+            turned.append(np.tile(positions, (3, 1)) if images is None else images.rotary_positions(positions))
         return np.concatenate(turned, axis=1)
 
     def rows(self, slots: Sequence[int], places: Sequence[IntArray]) -> ImageRows | None:
@@ -170,14 +170,14 @@ class ShownImages:
         rows: list[IntArray] = []
         features: list[Floats] = []
         offset = 0
-        for slot, own in zip(slots, places, strict=True):
+        for slot, positions in zip(slots, places, strict=True):
             images = self._of_slots.get(slot)
             for image, start in zip(images.images, images.starts, strict=True) if images is not None else ():
-                inside = np.flatnonzero((own >= start) & (own < start + image.num_tokens))
+                inside = np.flatnonzero((positions >= start) & (positions < start + image.num_tokens))
                 if len(inside):
                     rows.append(offset + inside)
-                    features.append(self._features_of(image)[own[inside] - start])
-            offset += len(own)
+                    features.append(self._features_of(image)[positions[inside] - start])
+            offset += len(positions)
         if not rows:
             return ImageRows(np.zeros(0, np.int64), np.zeros((0, 0), np.float32), self._axes)
         return ImageRows(np.concatenate(rows), np.concatenate(features), self._axes)

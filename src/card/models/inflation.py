@@ -150,11 +150,11 @@ def inflate_to_shape(model: LoadedModel, shape: InflatedShape) -> LoadedModel:
     Raises: ModelError as `inflate`; SettingsError if the shape is smaller than the model.
     """
     _require_llama(model)
-    own = model.config
-    if shape.copies < 1 or shape.layers < own.num_hidden_layers or shape.mlp_width < own.intermediate_size:
+    config = model.config
+    if shape.copies < 1 or shape.layers < config.num_hidden_layers or shape.mlp_width < config.intermediate_size:
         raise SettingsError(
-            f"an inflated model needs copies of 1 or more, {own.num_hidden_layers} or more layers and an mlp_width of "
-            f"{own.intermediate_size} or more, got {shape}"
+            f"an inflated model needs copies of 1 or more, {config.num_hidden_layers} or more layers and an "
+            f"mlp_width of {config.intermediate_size} or more, got {shape}"
         )
     if isinstance(model, DecoderModel):
         return _inflated(model, shape)

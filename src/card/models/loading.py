@@ -151,7 +151,7 @@ def _refuse_head(source: Source) -> None:
 
 def _other_tokenizer(source: Source) -> Tokenizer:
     """Return a tokenizer that no tokenizer.json describes. Raises: ModelError if no part that is installed reads it."""
-    for place in (found.record.tokenizer for found in records() if found.record.tokenizer):
+    for place in (entry.record.tokenizer for entry in records() if entry.record.tokenizer):
         try:
             read: ReadTokenizer = load_place(place)
         except ImportError:  # its package is not installed
@@ -266,9 +266,9 @@ def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:
     Raises: ModelError if the model cannot be found or its config not be used.
     """
     config = _named_config(name, cache_dir)
-    own = config_of(config) if isinstance(config, dict) else config
-    if isinstance(own, DecoderConfig):
-        return least_state_bytes(own)
+    read = config_of(config) if isinstance(config, dict) else config
+    if isinstance(read, DecoderConfig):
+        return least_state_bytes(read)
     if isinstance(config, dict) or _text_field(config, "vocab_size") is None:
         return 0  # or no config of a text model, which is told when it is loaded
     if not keeps_state(config.get_text_config()):

@@ -59,14 +59,14 @@ class ParallelDraft:
         """Read the file of a folder. Raises: ModelError if it is cut off, of another format, or makes no sense."""
         try:
             read = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            found = cls(
+            facts = cls(
                 mask_id=read["mask_id"],
                 num_tokens=read["num_tokens"],
                 temperatures=tuple(read["temperatures"]),
                 vocab_size=read["vocab_size"],
                 states_file=folder / STATES_FILE if "target_features" in read else None,
             )
-            is_usable = read["format"] == _FORMAT and found._is_plausible()
+            is_usable = read["format"] == _FORMAT and facts._is_plausible()
             is_usable = is_usable and read.get("target_features") in (None, STATES_FILE)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             is_usable = False
@@ -75,7 +75,7 @@ class ParallelDraft:
                 f"{folder / FILE} is cut off, damaged or of another format (this version reads format {_FORMAT}); "
                 "copy the folder again, or make it with card train pard"
             )
-        return found
+        return facts
 
     def _is_plausible(self) -> bool:
         counts = (self.mask_id, self.num_tokens, self.vocab_size)
@@ -115,8 +115,8 @@ def read_parallel_draft(folder: Path | None, model: LoadedModel) -> None:
                 f"{num_rows}; copy the folder again, or make it with card train pard"
             )
         setattr(model, _MARK, facts)
-    elif (found := _mask_in(model.config.to_dict())) is not None:
-        key, mask_id = found
+    elif (mask := _mask_in(model.config.to_dict())) is not None:
+        key, mask_id = mask
         if type(mask_id) is not int or not 0 <= mask_id < num_rows:
             raise ModelError(
                 f"config.json names {str(mask_id)[:40]!r} as the mask token ({key}), which must be the id of one of "
@@ -134,11 +134,11 @@ def _published(mask_id: int, num_rows: int) -> ParallelDraft:
 def _mask_in(config: Mapping[str, Any]) -> tuple[str, Any] | None:
     """Return the first key that names a mask token, and what it names; None if there is none."""
     for key in _MASK_KEYS:
-        found: Any = config
+        value: Any = config
         for part in key.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if found is not None:
-            return key, found
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            return key, value
     return None
 
 

@@ -63,8 +63,8 @@ def _path_and_limits(runner: RowRunner) -> list[str]:
         words = [f"own pass in {'the blocks of the file' if runner.has_blocks else numbers}", "trees of candidates"]
         if isinstance(runner, Stateful):
             has_state = isinstance(runner, RecordingRunner) and runner.keeps_state
-            kept = "a state and records" if has_state else "records"
-            words.append(f"{runner.state_bytes / 1e6:,.1f} MB of {kept} a request")
+            contents = "a state and records" if has_state else "records"
+            words.append(f"{runner.state_bytes / 1e6:,.1f} MB of {contents} a request")
         return words
     if not isinstance(runner, Recurrent):
         return [f"transformers' modules in {numbers} with CARD's attention", "trees of candidates", "no int8"]

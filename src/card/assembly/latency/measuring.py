@@ -63,8 +63,8 @@ class Measuring:
             self._store.forget_times()
             return
         for core_set in dict.fromkeys((plan.beside, plan.alone)):
-            kept = self._kept_threads(core_set)
-            if kept != core_set and is_contradicted(self._runner, core_set, kept, clock=self._clock):
+            stored = self._kept_threads(core_set)
+            if stored != core_set and is_contradicted(self._runner, core_set, stored, clock=self._clock):
                 self._store.forget(self._key("useful threads", core_set))
         if self._store.threads(key := self._spare_key(plan)):
             alone, beside = self._kept_threads(plan.alone), plan.beside
@@ -144,12 +144,12 @@ class Measuring:
         key = self._key("useful threads", core_set)
         if self._store.threads(key) is not None:
             return self._kept_threads(core_set)
-        found = useful_threads(
+        chosen = useful_threads(
             self._runner, core_set, clock=self._clock, groups=core_groups(core_set.cores or usable_cores())
         )
-        if found.was_quiet and found.core_set.threads is not None:
-            self._store.keep_threads(key, found.core_set.threads)
-        return found.core_set
+        if chosen.was_quiet and chosen.core_set.threads is not None:
+            self._store.keep_threads(key, chosen.core_set.threads)
+        return chosen.core_set
 
     def _kept_threads(self, core_set: CoreSet) -> CoreSet:
         """Return the cores with the number of threads that is kept, if there is one."""

@@ -192,17 +192,17 @@ def _read(file: Path | None) -> dict[str, _Entry]:
     if file is None:
         return {}
     try:
-        kept = msgspec.json.decode(read_kept(file), type=_Kept)
+        stored = msgspec.json.decode(read_kept(file), type=_Kept)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError):  # ValueError: words that are no UTF-8
         return {}
-    return kept.entries if kept.digest == _digest(kept.entries) else {}
+    return stored.entries if stored.digest == _digest(stored.entries) else {}
 
 
 def _write(file: Path, entries: dict[str, _Entry]) -> None:
     """Replace the file atomically, so that no process reads half of it."""
-    kept = _Kept(digest=_digest(entries), entries=entries)
+    stored = _Kept(digest=_digest(entries), entries=entries)
     try:
-        write_kept(file, msgspec.json.format(msgspec.json.encode(kept)))
+        write_kept(file, msgspec.json.format(msgspec.json.encode(stored)))
     except OSError as error:
         logger.info("measured latencies cannot be kept in %s: %s", file, error.strerror or error)
 

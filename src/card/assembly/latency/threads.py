@@ -91,19 +91,19 @@ def _with_groups(
     model: LanguageModel, found: FoundThreads, tried: list[int], groups: CoreGroups, clock: Callable[[], float]
 ) -> FoundThreads:
     """Return what was found among numbers that were tried, or a number of whole groups of cores that is faster."""
-    own = tried[0] if found.core_set.threads is None else found.core_set.threads
-    above = min((count for count in tried if count > own), default=own)
-    below = max((count for count in tried if count < own), default=0)
-    candidates = (groups.fast, groups.between(own, above), groups.between(below, own))
+    num_threads = tried[0] if found.core_set.threads is None else found.core_set.threads
+    above = min((count for count in tried if count > num_threads), default=num_threads)
+    below = max((count for count in tried if count < num_threads), default=0)
+    candidates = (groups.fast, groups.between(num_threads, above), groups.between(below, num_threads))
     was_quiet = found.was_quiet
     for count in dict.fromkeys(one for one in candidates if one and one not in tried and one < tried[0]):
         if was_quiet is False:
             break
         other = replace(found.core_set, threads=count)
-        more, fewer = (other, found.core_set) if count > own else (found.core_set, other)
+        more, fewer = (other, found.core_set) if count > num_threads else (found.core_set, other)
         compared = compare(model, more, fewer, clock=clock)
         was_quiet = was_quiet and compared.was_quiet
-        if compared.is_slower if count > own else compared.is_faster:
+        if compared.is_slower if count > num_threads else compared.is_faster:
             return FoundThreads(other, was_quiet)
     return FoundThreads(found.core_set, was_quiet)
 
@@ -152,7 +152,7 @@ def _passes_s(model: LanguageModel, core_set: CoreSet, clock: Callable[[], float
         bench = PassBench(model, clock)
         try:
             slot = bench.open(max(sizes))
-            found = bench.fastest([TimedPass((slot,), size) for size in sizes], clock() + _TURN_S, num_needed=1)
-            return {timed.num_tokens: seconds for timed, seconds in found.items()}
+            fastest_s = bench.fastest([TimedPass((slot,), size) for size in sizes], clock() + _TURN_S, num_needed=1)
+            return {timed.num_tokens: seconds for timed, seconds in fastest_s.items()}
         finally:
             bench.close()

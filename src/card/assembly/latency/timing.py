@@ -69,9 +69,9 @@ def measure_pass_cost(
             started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
         )
         sizes = _sizes(most, () if bench.is_routed else _BEHIND_TILES)
-        found = bench.fastest([TimedPass((slot,), size) for size in sizes], until_points, num_needed=2)
-        points = sorted((timed.num_tokens, seconds) for timed, seconds in found.items())
-        experts = bench.experts_of(found)
+        fastest_s = bench.fastest([TimedPass((slot,), size) for size in sizes], until_points, num_needed=2)
+        points = sorted((timed.num_tokens, seconds) for timed, seconds in fastest_s.items())
+        experts = bench.experts_of(fastest_s)
         cost = PassCost(_with_steps(points)) if experts is None else PassCost(tuple(points), experts=experts)
         per_sequence_s = _per_sequence_s(bench, cost, slot, max_sequences, until_sequences)
         per_row_s = _per_context_row_s(bench, cost, most, until_prefill, until)
@@ -260,9 +260,9 @@ def _per_sequence_s(bench: PassBench, cost: PassCost, first_slot: int, max_seque
             return 0.0
     bench.prefill(slots[1:], num_prefix_rows)
     counts = sorted({len(slots), *(size for size in _sizes(len(slots)) if size > 1)}, reverse=True)
-    found = bench.fastest([TimedPass(tuple(slots[:count]), 1) for count in counts], until)
+    fastest_s = bench.fastest([TimedPass(tuple(slots[:count]), 1) for count in counts], until)
     weighted_s = squares = 0.0
-    for timed, seconds in found.items():
+    for timed, seconds in fastest_s.items():
         num_further = len(timed.slots) - 1
         weighted_s += num_further * (seconds - cost.seconds(len(timed.slots), num_experts=bench.num_read(timed)))
         squares += num_further**2

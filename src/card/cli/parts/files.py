@@ -183,9 +183,9 @@ def parse_json_line(path: Path, number: int, line: str, parse: Callable[[Any], T
         KeyError, TypeError or AttributeError.
     """
     try:
-        found = parse(json.loads(line))
+        row = parse(json.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        found = None
-    if found is None:
+        row = None
+    if row is None:
         raise PromptError(f"{path}, line {number}: must be a JSON object with {wanted}; got {line.strip()[:60]!r}")
-    return found
+    return row

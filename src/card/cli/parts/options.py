@@ -121,12 +121,12 @@ def options_in(
         how: what is special about some options, by name; "flags" are theirs.
         common: further arguments of all of them, as in `option_of`.
     """
-    found = []
+    options = []
     for name, one in declared(kind).items():
         if one.rule.is_option and (not sections or one.rule.section in sections):
-            own = {**common, **_SPECIAL.get(name, {}), **(how or {}).get(name, {})}
-            found.append(option_of(kind, name, *own.pop("flags", ()), **own))
-    return found
+            details = {**common, **_SPECIAL.get(name, {}), **(how or {}).get(name, {})}
+            options.append(option_of(kind, name, *details.pop("flags", ()), **details))
+    return options
 
 
 def counted(*flags: str, default: int | None = None, least: int = 1, words: str, section: str = "") -> Callable[[F], F]:

@@ -59,12 +59,12 @@ def is_common(one: click.Parameter) -> bool:
 def write_sections(command: click.Command, context: click.Context, formatter: click.HelpFormatter) -> None:
     """Write the sections of a command; rare options only if all are requested."""
     options = [one for one in command.get_params(context) if isinstance(one, click.Option)]
-    own = [one for one in options if not _is_ours(one)]
-    rare = [one for one in own if not is_common(one)]
-    has_more = len(own) > _SHORT and bool(rare)
+    listed = [one for one in options if not _is_ours(one)]
+    rare = [one for one in listed if not is_common(one)]
+    has_more = len(listed) > _SHORT and bool(rare)
     shows_all = not has_more or context.meta.get(_ALL, False)
     rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (_OTHERS, *SECTIONS)}
-    for one in sorted(own, key=lambda one: shows_all and not is_common(one)):
+    for one in sorted(listed, key=lambda one: shows_all and not is_common(one)):
         record = one.get_help_record(context)
         if record and (shows_all or is_common(one)):
             rows.setdefault(section_of(one) or _OTHERS, []).append(record)

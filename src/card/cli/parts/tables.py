@@ -30,9 +30,9 @@ def show(console: Console, table: Table, *, spare: Sequence[str] = (), is_wide: 
     for head in reversed(spare):
         if _natural_width(console, table) <= console.width:
             break
-        kept = [column for column in table.columns if _head(column.header) != head]
-        left_out += [head] * (len(kept) < len(table.columns))
-        table.columns[:] = kept
+        columns = [column for column in table.columns if _head(column.header) != head]
+        left_out += [head] * (len(columns) < len(table.columns))
+        table.columns[:] = columns
     console.print(table)
     if left_out:
         console.print(Text(f"left out here: {', '.join(reversed(left_out))}; --wide shows all columns", style="dim"))

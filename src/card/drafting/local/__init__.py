@@ -16,8 +16,8 @@ __all__ = ["find_writer", "writer_names"]
 
 
 def _places() -> dict[str, str]:
-    own = (module.name for module in pkgutil.iter_modules(__path__) if module.name != "protocol")
-    return {name: f"{__name__}.{name}:WRITER" for name in own} | dict(writer_places())
+    names = (module.name for module in pkgutil.iter_modules(__path__) if module.name != "protocol")
+    return {name: f"{__name__}.{name}:WRITER" for name in names} | dict(writer_places())
 
 
 def writer_names() -> tuple[str, ...]:

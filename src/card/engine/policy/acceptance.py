@@ -67,8 +67,8 @@ class Chances:
 
     def _faded(self, bin_: tuple[int, int]) -> tuple[float, float]:
         count, accepted, seen_at = self._bins.get(bin_, (0.0, 0.0, self._num_seen))
-        kept = DISCOUNT ** ((self._num_seen - seen_at) / (1 + len(self._bins)))  # the bins share the observations
-        return kept * count, kept * accepted
+        weight = DISCOUNT ** ((self._num_seen - seen_at) / (1 + len(self._bins)))  # the bins share the observations
+        return weight * count, weight * accepted
 
     @staticmethod
     def _bin(depth: int, path_logprob: float) -> tuple[int, int]:
@@ -164,9 +164,9 @@ class Agreement:
         num_compared = len(claims)
         self.num_compared += num_compared
         if self._lasts:
-            kept = DISCOUNT**num_compared
+            weight = DISCOUNT**num_compared
             agreed, compared = self._lasting
-            self._lasting = [kept * agreed + num_agreed, kept * compared + num_compared]
+            self._lasting = [weight * agreed + num_agreed, weight * compared + num_compared]
 
     def fade(self, kept: float) -> None:
         """Reduce the weight of past observations."""

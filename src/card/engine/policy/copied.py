@@ -21,9 +21,9 @@ class CopiedShare:
 
     def observe(self, one: Verified, num_plain: int) -> None:
         """Take a round of a text, and so many before it in which such writers offered nothing."""
-        kept = (1 - _NEW_SHARE) ** num_plain
-        self.num_right, self.num_verified = kept * self.num_right, kept * self.num_verified
-        self.missed = 1 - kept * (1 - self.missed)
+        weight = (1 - _NEW_SHARE) ** num_plain
+        self.num_right, self.num_verified = weight * self.num_right, weight * self.num_verified
+        self.missed = 1 - weight * (1 - self.missed)
         writers = one.offer.writers
         accepted = one.accepted if writers else ()
         num_right = next((n for n, idx in enumerate(accepted) if writers[idx] == DRAFTER_BIT), len(accepted))

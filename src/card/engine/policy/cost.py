@@ -180,10 +180,10 @@ class Costs:
 
     def _ratio_of(self, schedule: Schedule, num_tokens: float) -> float:
         """Return measured over predicted seconds of such passes, else of the most similar ones."""
-        is_beside, own = schedule == "beside", bucket(int(num_tokens))
-        ratio = self._target.get((is_beside, own))
+        is_beside, size = schedule == "beside", bucket(int(num_tokens))
+        ratio = self._target.get((is_beside, size))
         if ratio is None:
-            seen = [(abs(rows - own), rows) for other, rows in self._target if other == is_beside]
+            seen = [(abs(rows - size), rows) for other, rows in self._target if other == is_beside]
             ratio = self._target[is_beside, min(seen)[1]] if seen else None
         return ratio.value if ratio else 1.0
 

@@ -61,13 +61,13 @@ class PhraseDraftSequence(BeamSequence):
 
     def extension(self, frontier: Sequence[int], max_tokens: int) -> Extension:
         """Return at most ``max_tokens`` tokens to run: text, or the end of the chain, and guesses below it."""
-        own = super().extension(frontier, max_tokens)
-        num_own, is_text_left = len(own.token_ids), self._num_tokens(frontier) > len(own.token_ids)
+        copied = super().extension(frontier, max_tokens)
+        num_own, is_text_left = len(copied.token_ids), self._num_tokens(frontier) > len(copied.token_ids)
         guesses = NO_NODES if is_text_left else self._asked(frontier, num_own).leading(max_tokens - num_own)
         self._guesses = guesses
         first = self._model.num_rows(self.slot) + num_own
         parents = [first + parent if parent != ROOT else first - 1 for parent in guesses.parents]
-        return replace(own, token_ids=[*own.token_ids, *guesses.tokens], parents=[*own.parents, *parents])
+        return replace(copied, token_ids=[*copied.token_ids, *guesses.tokens], parents=[*copied.parents, *parents])
 
     def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
         """Process the logits of a pass; make a node of each consecutive token that the draft model chose."""
@@ -138,11 +138,11 @@ class PhraseDraftSequence(BeamSequence):
                 depth = self.cache.depth_of(frontier[0])
                 text = [*self.token_ids[-self._lookahead.pool.length :], *self.cache.path_tokens(frontier[0])]
                 self._lookahead.move_to(text)
-                found = self._lookahead.propose((), min(room, _MOST_GUESSES))
+                proposed = self._lookahead.propose((), min(room, _MOST_GUESSES))
                 deepest = self._max_model_len - 1 - self.root_position - depth  # there is no position after it
-                depths = tuple([len(path) for path in paths_to(found)])
-                found = msgspec.structs.replace(found, depths=depths)
-                self._guesses = found.take([i for i, depth in enumerate(depths) if depth <= deepest])
+                depths = tuple([len(path) for path in paths_to(proposed)])
+                proposed = msgspec.structs.replace(proposed, depths=depths)
+                self._guesses = proposed.take([i for i, depth in enumerate(depths) if depth <= deepest])
         return self._guesses
 
 

@@ -172,16 +172,16 @@ class StoreWriter(LocalWriter):
             busy_timeout_s: longest wait for another process's write; a text that must wait longer is not stored.
         Raises: SettingsError without ``suffix_store``, or if it is another kind of file or cannot be written.
         """
-        own = settings.of(StoreSettings)
-        if own.suffix_store is None:
+        chosen = settings.of(StoreSettings)
+        if chosen.suffix_store is None:
             raise SettingsError(
                 f"the writer 'store' needs a file that keeps finished texts; set {named('suffix_store')} to its path, "
                 "or use the writer 'suffix', which keeps none"
             )
-        self._max_tokens = own.suffix_store_tokens
+        self._max_tokens = chosen.suffix_store_tokens
         self._database = TextDatabase(
-            Path(own.suffix_store),
-            Owner(own.suffix_store_key, tokenizer, vocab_size),
+            Path(chosen.suffix_store),
+            Owner(chosen.suffix_store_key, tokenizer, vocab_size),
             self._max_tokens,
             busy_timeout_s=busy_timeout_s,
         )
@@ -190,7 +190,7 @@ class StoreWriter(LocalWriter):
         except sqlite3.Error as error:
             self._database.close()
             raise SettingsError(
-                f"{named('suffix_store')} cannot be read: {own.suffix_store}: {error}; delete the file or name "
+                f"{named('suffix_store')} cannot be read: {chosen.suffix_store}: {error}; delete the file or name "
                 "another one"
             ) from error
         self.indexes: tuple[ContextIndex, ContextIndex] = (ContextIndex([]), old)  # on a tie, newer texts win

@@ -122,11 +122,11 @@ class TextDatabase:
 
     def add(self, texts: Sequence[Tokens]) -> None:
         """Store texts, all or none, and delete the oldest ones beyond the bound. Raises: sqlite3.Error."""
-        kept = [text[-self._max_tokens :] for text in texts]
+        ends = [text[-self._max_tokens :] for text in texts]
         with self._db:
             self._db.executemany(
                 "INSERT INTO texts (key, tokenizer, vocab_size, num_tokens, token_ids) VALUES (?, ?, ?, ?, ?)",
-                [(*self._owner, len(text), text.astype("<u4").tobytes()) for text in kept],
+                [(*self._owner, len(text), text.astype("<u4").tobytes()) for text in ends],
             )
             self._evict(self._db)
 

@@ -28,9 +28,9 @@ def candidates_of(head: Slots, logprobs: Floats, most: int) -> Nodes:
     """Return the ``most`` likeliest candidates of one request, [T, N + 1] float as `Slots.logprobs`."""
     tokens = logprobs[:, :-1]
     count = min(_PER_SLOT, tokens.shape[-1])
-    found = np.unique(np.argpartition(-tokens, count - 1, -1)[:, :count])
-    probs = np.exp(tokens[:, found].astype(np.float64))
-    token_ids = head.token_ids[found].tolist()
+    likely = np.unique(np.argpartition(-tokens, count - 1, -1)[:, :count])
+    probs = np.exp(tokens[:, likely].astype(np.float64))
+    token_ids = head.token_ids[likely].tolist()
     if head.facts.loss == "ctc":
         tree = ctc_tree(probs, np.exp(logprobs[:, -1].astype(np.float64)), most)
     else:
@@ -106,11 +106,11 @@ class _Best:
         best = best[flat[best] > 0.0]
         rows, tokens = np.divmod(best, chances.shape[-1])
         first = len(self._tokens)
-        own = [min(float(flat[i]), self._above[row]) for i, row in zip(best, rows, strict=True)]  # against rounding
-        self._chances += own
+        bounded = [min(float(flat[i]), self._above[row]) for i, row in zip(best, rows, strict=True)]  # against rounding
+        self._chances += bounded
         self._tokens += tokens.tolist()
         self._parents += [self._layer[row] for row in rows]
-        self._layer, self._above = list(range(first, first + len(best))), own
+        self._layer, self._above = list(range(first, first + len(best))), bounded
         return rows, tokens
 
     def nodes(self) -> Nodes:

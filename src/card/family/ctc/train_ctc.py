@@ -76,8 +76,12 @@ class SlotExamples:
         rows = [torch.arange(place.start, place.stop) for place in places]
         self._inputs = as_tensor(inputs_of(texts.features.numpy(), embeddings.numpy()))
         self._token_ids, self._window = texts.token_ids, window
-        self.first = torch.cat([torch.full_like(own, place.start) for own, place in zip(rows, places, strict=True)])
-        self.end = torch.cat([torch.full_like(own, place.stop) for own, place in zip(rows, places, strict=True)])
+        self.first = torch.cat(
+            [torch.full_like(of_text, place.start) for of_text, place in zip(rows, places, strict=True)]
+        )
+        self.end = torch.cat(
+            [torch.full_like(of_text, place.stop) for of_text, place in zip(rows, places, strict=True)]
+        )
         self.rows = torch.cat(rows)
         has_label = self.rows + 1 < self.end
         self.rows, self.first, self.end = self.rows[has_label], self.first[has_label], self.end[has_label]

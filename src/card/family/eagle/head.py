@@ -145,7 +145,7 @@ class EagleModule(SavedHead):
     def save(self, path: Path, figures: Mapping[str, str]) -> None:
         """Write the folder of the head; config.json, which makes it one, comes last. Raises: ModelError."""
         tensors = {name: weight.to(STORED_DTYPE) for name, weight in self.state_dict().items()}
-        own = {
+        stored = {
             **{
                 name.replace("midlayer.", LAYER_PREFIXES[0]).replace("fc.weight", FC): one
                 for name, one in tensors.items()
@@ -157,7 +157,7 @@ class EagleModule(SavedHead):
         config = stated_config(self._sizes_of_a_llama(), self.sizes.target_layers, len(self.token_ids))
         try:
             path.mkdir(exist_ok=True)
-            arrays = {name: as_array(one, keeps_bits=True) for name, one in own.items()}
+            arrays = {name: as_array(one, keeps_bits=True) for name, one in stored.items()}
             write_tensors(path / "model.safetensors", arrays, {"format": "pt", **figures})
             (path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         except OSError as error:

@@ -226,8 +226,8 @@ def accepted_by_depth(head: EagleModule, examples: EagleExamples, num_steps: int
         rows = slice(batch.labels.shape[1] - 1 - num_learnt, -1)
         is_right = torch.ones(num_learnt, dtype=torch.bool)  # of the chain that began so many rows before
         for depth, states in enumerate(unrolled(head, batch, min(num_steps, num_learnt))):
-            found = head.logits(states[0, rows]).argmax(-1) == batch.labels[0, rows]
-            is_right = found if not depth else is_right[:-1] & found[depth:]
+            agrees = head.logits(states[0, rows]).argmax(-1) == batch.labels[0, rows]
+            is_right = agrees if not depth else is_right[:-1] & agrees[depth:]
             right[depth] += int(is_right.sum())
             seen[depth] += len(is_right)
         num_rows += num_learnt

@@ -65,9 +65,9 @@ class Checkpoint:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any], state: RunState
     ) -> None:
         """Write the state; a file is complete or absent."""
-        kept = {"weights": model.state_dict(), "optimizer": optimizer.state_dict(), "state": asdict(state)}
+        saved = {"weights": model.state_dict(), "optimizer": optimizer.state_dict(), "state": asdict(state)}
         with replaced(self.path) as part:
-            torch.save({**kept, "facts": json.dumps(self._all(facts))}, part)
+            torch.save({**saved, "facts": json.dumps(self._all(facts))}, part)
 
     def delete(self) -> None:
         """Remove the file when the training is complete."""

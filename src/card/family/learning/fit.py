@@ -89,15 +89,15 @@ def fit(
             continue
         for group in optimizer.param_groups:
             group["lr"] = rule.learning_rate * rule.schedule(step, num_steps)
-        found = loss_of(step, examples)
-        found.loss.backward()  # type: ignore[no-untyped-call]
+        result = loss_of(step, examples)
+        result.loss.backward()  # type: ignore[no-untyped-call]
         if rule.clipped_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clipped_norm)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(found.loss.item())
-        state.step, state.num_trained = step + 1, state.num_trained + found.num_trained
-        state.num_without_drop += found.num_without_drop
+        losses.append(result.loss.item())
+        state.step, state.num_trained = step + 1, state.num_trained + result.num_trained
+        state.num_without_drop += result.num_without_drop
         is_due = state.step % rule.checkpoint_steps == 0 or state.step == num_steps
         if checkpoint is not None and is_due:
             checkpoint.save(model, optimizer, facts or {}, state)

@@ -117,8 +117,8 @@ def _check_masks_are_apart(model: PreTrainedModel, mask_id: int) -> None:
     except Exception as error:  # an architecture's code may raise any type
         raise ModelError(f"{model_name(model)} cannot be adapted: it takes no attention mask of ours") from error
     origin = _CHECKED_TOKENS - 5
-    own = (batch.origins[0] == origin).nonzero()[:, 0]
-    difference = (packed[own] - alone[-len(own) :]).abs().max() / alone.std()
+    rows = (batch.origins[0] == origin).nonzero()[:, 0]
+    difference = (packed[rows] - alone[-len(rows) :]).abs().max() / alone.std()
     if not difference <= _CHECKED_LOGITS:
         raise ModelError(f"{model_name(model)} cannot be adapted: its attention does not follow a mask of ours")
 

@@ -88,27 +88,27 @@ def kept_origins(document: Document, drop: Drop, generator: torch.Generator) -> 
     """
     last = len(document.token_ids) - 2  # the last position that has a label
     origins = torch.arange(document.first - 1, last + 1)
-    num_all, kept = len(origins), []
+    num_all, remaining = len(origins), []
     for offset in range(1, drop.num_tokens):
         origins = origins[origins + offset <= last]
         num_kept = min(len(origins), round(num_all * drop.share(offset)))
         if num_kept < len(origins):
             chosen = torch.randperm(len(origins), generator=generator)[:num_kept]
             origins = origins[chosen.sort().values]
-        kept.append(origins)
-    return kept
+        remaining.append(origins)
+    return remaining
 
 
 def packed_row(document: Document, origins: Sequence[Tensor], mask_id: int) -> PackedRow:
     """Return the row of a text with masks at offset i + 1 for each of ``origins[i]``."""
     text = torch.tensor(document.token_ids, dtype=torch.int64)
-    own = torch.arange(len(text))
+    places = torch.arange(len(text))
     next_ids = torch.cat([text[1:], torch.tensor([IGNORED])])
-    next_ids = next_ids.masked_fill(own < document.first - 1, IGNORED)
+    next_ids = next_ids.masked_fill(places < document.first - 1, IGNORED)
     mask_positions = [origin + offset for offset, origin in enumerate(origins, 1)]
-    positions = torch.cat([own, *mask_positions])
+    positions = torch.cat([places, *mask_positions])
     token_ids = torch.cat([text, torch.full((len(positions) - len(text),), mask_id)])
-    return PackedRow(token_ids, positions, torch.cat([own, *origins]), next_ids[positions])
+    return PackedRow(token_ids, positions, torch.cat([places, *origins]), next_ids[positions])
 
 
 def batch_of(rows: Sequence[PackedRow]) -> PackedBatch:

@@ -63,13 +63,13 @@ class Teacher:
         text = batch.token_ids[:, :width].where(is_text[:, :width], torch.zeros((), dtype=torch.int64))
         with torch.no_grad():
             layers = () if self.state_input is None else self.state_input.layers
-            found = self._model(input_ids=text, use_cache=False, output_hidden_states=bool(layers))
-            logits = found.logits
+            output = self._model(input_ids=text, use_cache=False, output_hidden_states=bool(layers))
+            logits = output.logits
             scores = logits[:, :-1].float().log_softmax(-1).gather(-1, text[:, 1:, None])[..., 0]
             path = functional.pad(scores.double().cumsum(1), (1, 0))  # [B, width] scores of the tokens up to each
             is_learnt = batch.labels != IGNORED
             row = torch.arange(len(text))[:, None].expand_as(batch.positions)[is_learnt]
             positions, origins = batch.positions[is_learnt], batch.origins[is_learnt]
             weights = (path[row, positions] - path[row, origins]).exp().float()
-            states = torch.cat([found.hidden_states[layer] for layer in layers], -1) if layers else None
+            states = torch.cat([output.hidden_states[layer] for layer in layers], -1) if layers else None
             return Lesson(weights, logits[row, positions], states)

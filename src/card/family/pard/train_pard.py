@@ -226,8 +226,8 @@ def hidden_of(model: PreTrainedModel, batch: PackedBatch, added: Tensor | None =
         table: Any = model.get_input_embeddings()
         own_scale = float(getattr(table, "embed_scale", 1.0))  # of models whose table scales its output
         read = {"inputs_embeds": table(batch.token_ids) + own_scale * added}
-    found = model.base_model(**read, attention_mask=batch.attention, position_ids=batch.positions, use_cache=False)
-    hidden: Tensor = found.last_hidden_state[batch.labels != IGNORED]
+    output = model.base_model(**read, attention_mask=batch.attention, position_ids=batch.positions, use_cache=False)
+    hidden: Tensor = output.last_hidden_state[batch.labels != IGNORED]
     return hidden
 
 

@@ -191,11 +191,11 @@ class ParallelSequence(BeamSequence):
         layers: list[NewNodes] = []
         nodes = list(made.expanded)
         while nodes and len(layers) < self._facts.num_tokens:
-            own = [guesses.pop(node) for node in nodes]
-            heat = np.array([self._facts.temperatures[offset] for (_, offset), *_ in own], array.dtype)
-            rows = array[[row for (row, _), *_ in own]] / heat[:, None]
+            guessed = [guesses.pop(node) for node in nodes]
+            heat = np.array([self._facts.temperatures[offset] for (_, offset), *_ in guessed], array.dtype)
+            rows = array[[row for (row, _), *_ in guessed]] / heat[:, None]
             layers.append(DraftSequence.grow(self, nodes, rows))
-            rest = {node: after for node, (_, *after) in zip(nodes, own, strict=True) if after}
+            rest = {node: after for node, (_, *after) in zip(nodes, guessed, strict=True) if after}
             new = zip(layers[-1].ids, layers[-1].parents, strict=True)
             guesses |= {node: rest[parent] for node, parent in new if parent in rest}
             nodes = [node for node in self._growth.frontier(self.growing) if node in guesses]

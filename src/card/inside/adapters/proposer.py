@@ -186,17 +186,17 @@ class ChainProposer:
                 for one in self._by_drafter_id.values():
                     replies += one.reopen()
             elif isinstance(message, Layer | Resync | Declined):
-                found = self._by_drafter_id.get(message.request_id)
-                if found is None:
+                text = self._by_drafter_id.get(message.request_id)
+                if text is None:
                     self.figures.misses += 1
                     continue
                 if isinstance(message, Declined):
                     self.figures.declined += 1
                     del self._by_drafter_id[message.request_id]
-                    replies += found.decline()
+                    replies += text.decline()
                     continue
                 try:
-                    replies += found.receive(message)
+                    replies += text.receive(message)
                 except ProtocolError as error:
                     self.figures.rejections += 1
                     self.link.reject(str(error))

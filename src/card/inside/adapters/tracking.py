@@ -119,13 +119,13 @@ class RowTracker(Generic[TextT]):
         for row_idx in missing:
             length, row = lengths[row_idx], tokens[row_idx]
             alike = candidates.get((length, int(row[length - 1])), [])
-            found = next((text for text in alike if text.is_at(row, length)), None)
-            if found is None:
-                found = self._begin(row[:length])
-                step.begun.append(found)
+            known = next((text for text in alike if text.is_at(row, length)), None)
+            if known is None:
+                known = self._begin(row[:length])
+                step.begun.append(known)
             else:
-                alike.remove(found)
-                if left.pop(id(found), None) is None:
-                    del self._parked[id(found)]
-                    step.resumed.append(found)
-            step.texts[row_idx] = found
+                alike.remove(known)
+                if left.pop(id(known), None) is None:
+                    del self._parked[id(known)]
+                    step.resumed.append(known)
+            step.texts[row_idx] = known

@@ -123,19 +123,19 @@ def sampling_of(
 
     Temperature, top-k, top-p and min-p at the end of the list become parameters, which the drafter also gets.
     """
-    kept = list(processors)
+    remaining = list(processors)
     if not config.do_sample:
-        return SamplingParams(temperature=0.0), kept
-    while kept and type(kept[-1]) is logits_process.LogitNormalization:
-        kept.pop()  # it changes no choice
+        return SamplingParams(temperature=0.0), remaining
+    while remaining and type(remaining[-1]) is logits_process.LogitNormalization:
+        remaining.pop()  # it changes no choice
     found: dict[str, Any] = {"temperature": 1.0}  # for which transformers has no processor
     for name, kind in reversed(_PARAMETERS.items()):
-        value = getattr(kept[-1], name) if kept and isinstance(kept[-1], kind) else None
+        value = getattr(remaining[-1], name) if remaining and isinstance(remaining[-1], kind) else None
         is_ours = value is not None and (name != "top_p" or value > 0) and (name != "min_p" or value < 1)
-        if is_ours and getattr(kept[-1], "min_tokens_to_keep", 1) <= 1:
+        if is_ours and getattr(remaining[-1], "min_tokens_to_keep", 1) <= 1:
             found[name] = value
-            kept.pop()
-    return SamplingParams(**found), kept
+            remaining.pop()
+    return SamplingParams(**found), remaining
 
 
 def requests_of(

@@ -19,9 +19,9 @@ _USABLE = Path("/sys/fs/cgroup/cpuset.cpus.effective")
 def bound_cores(environment: Mapping[str, str]) -> frozenset[int]:
     """Return the cores to which vLLM's CPU backend has bound this process's threads; empty if unknown."""
     for name, pattern in _BINDINGS:
-        found = pattern.search(environment.get(name, ""))
-        if found:
-            return frozenset(int(number) for number in re.split(r"[ ,]+", found[1].strip()))
+        match = pattern.search(environment.get(name, ""))
+        if match:
+            return frozenset(int(number) for number in re.split(r"[ ,]+", match[1].strip()))
     return frozenset()
 
 

@@ -82,11 +82,11 @@ def run(
     if choice.best_score == float("inf"):
         kind = "instruction" if shots is None and instructions else f"set of {shots or _SHOTS} examples"
         raise PromptError(f"no {kind} fits into the context of {target} with the problems; give shorter ones")
-    found = _found(choice, target, draft, exact, cheap)
+    result = _found(choice, target, draft, exact, cheap)
     if as_json:
-        click.echo(json.dumps(asdict(found), ensure_ascii=False))
+        click.echo(json.dumps(asdict(result), ensure_ascii=False))
     else:
-        _print(Console(), found)
+        _print(Console(), result)
 
 
 def _candidates(
@@ -97,8 +97,8 @@ def _candidates(
         return draw_example_sets(pool, shots=shots or _SHOTS, count=count, seed=seed)
     if shots is not None:
         raise SettingsError("--instructions are chosen without examples; leave --shots out")
-    found = list(dict.fromkeys(read_prompts(instructions, "instruction")))
-    return found if len(found) <= count else random.Random(seed).sample(found, count)
+    texts = list(dict.fromkeys(read_prompts(instructions, "instruction")))
+    return texts if len(texts) <= count else random.Random(seed).sample(texts, count)
 
 
 def _load(name: str, judges: Sequence[SolvedProblem], where: dict[str, Any]) -> PromptLoss:

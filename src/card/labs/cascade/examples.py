@@ -37,11 +37,11 @@ def draw_example_sets(pool: Sequence[SolvedProblem], *, shots: int, count: int, 
         raise SettingsError(
             f"{shots} examples cannot be taken from {len(pool)} problems; take fewer, or give more problems"
         )
-    rng, found = random.Random(seed), dict[tuple[int, ...], None]()
+    rng, orders = random.Random(seed), dict[tuple[int, ...], None]()
     wanted = min(count, math.perm(len(pool), shots))
-    while len(found) < wanted:
-        found[tuple(rng.sample(range(len(pool)), shots))] = None
-    return [tuple(pool[idx] for idx in places) for places in found]
+    while len(orders) < wanted:
+        orders[tuple(rng.sample(range(len(pool)), shots))] = None
+    return [tuple(pool[idx] for idx in places) for places in orders]
 
 
 class PromptLoss:

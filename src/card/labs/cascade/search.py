@@ -75,11 +75,11 @@ def cascade_argmin(
     everything = range(len(candidates))
     cheap_scores = _score_both(_Scores(candidates, cheap, "cheap"), everything, scored, probe)
     correlation = spearman([cheap_scores[idx] for idx in probe], scored.of(probe).values())
-    kept = sorted(everything, key=cheap_scores.__getitem__)
+    candidates_left = sorted(everything, key=cheap_scores.__getitem__)
     if correlation is not None:
         disagreement = (1.0 - correlation) / 2.0
-        kept = kept[: max(1, math.ceil(disagreement * len(candidates) / reduction))]
-    exact_scores = dict(scored.of([*probe, *kept]))
+        candidates_left = candidates_left[: max(1, math.ceil(disagreement * len(candidates) / reduction))]
+    exact_scores = dict(scored.of([*probe, *candidates_left]))
     best_idx = min(exact_scores, key=lambda idx: (exact_scores[idx], idx))
     regret = _regret(exact_scores[best_idx], scored.of(everything).values()) if measures_regret else None
     return CascadeChoice(
@@ -88,7 +88,7 @@ def cascade_argmin(
         exact_scores=exact_scores,
         probe=probe,
         correlation=correlation,
-        num_kept=len(kept),
+        num_kept=len(candidates_left),
         num_cheap=len(candidates),
         num_exact=len(exact_scores),
         regret=regret,

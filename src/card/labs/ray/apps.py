@@ -65,17 +65,17 @@ def _target(settings: AppSettings) -> Any:
 
 
 def _pool(settings: AppSettings) -> Any:
-    own = settings.pool
+    pool = settings.pool
     policy = AutoscalingPolicy(
         policy_function="card.labs.ray.allocation:ByTargets",
-        policy_kwargs={"targets_per_drafter": own.targets_per_drafter},
+        policy_kwargs={"targets_per_drafter": pool.targets_per_drafter},
     )
     return serve.deployment(
         DrafterReplica,
         name=POOL,
-        ray_actor_options=_options(own.drafter_resources),
+        ray_actor_options=_options(pool.drafter_resources),
         graceful_shutdown_timeout_s=10.0,
-        **_replicas(own, own.min_drafters, own.max_drafters, policy=policy),
+        **_replicas(pool, pool.min_drafters, pool.max_drafters, policy=policy),
         **_HEALTH,
     )
 

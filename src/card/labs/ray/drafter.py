@@ -85,8 +85,8 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
     engine, pool = settings.drafting, settings.pool
     keys_folder = check_folder(pool.pool_keys, "pool_keys")
     keys = load_server_keys(keys_folder) if keys_folder is not None else None
-    own = ray.util.get_node_ip_address()
-    host = f"[{own}]" if ":" in own else own
+    address = ray.util.get_node_ip_address()
+    host = f"[{address}]" if ":" in address else address
     writer, ready = load_drafter(
         DraftModel.to_serve(
             settings.draft,
@@ -108,7 +108,7 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
         address=server.address,
         incarnation=1 + secrets.randbelow(2**53),
         tokenizer=ready.tokenizer,
-        host=own if keys is None else "",
+        host=address if keys is None else "",
         max_targets=pool.max_targets_per_drafter,
     )
     return server, report

@@ -90,8 +90,8 @@ def _find_column(path: Path, header: Sequence[str], rows: Sequence[tuple[int, li
         return header.index(column)
     numeric = [place for place in range(len(header)) if _is_number(rows[0][1][place])]
     if len(numeric) != 1:
-        found = ", ".join(header[place] for place in numeric) or "none"
-        raise SettingsError(f"{path} must have one column of numbers where none is named, it has {found}; name one")
+        choices = ", ".join(header[place] for place in numeric) or "none"
+        raise SettingsError(f"{path} must have one column of numbers where none is named, it has {choices}; name one")
     return numeric[0]
 
 

@@ -135,5 +135,5 @@ def model_type(folder: Path) -> str | None:
         facts = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    found = facts.get("model_type") if isinstance(facts, dict) else None
-    return None if found is None else str(found)
+    name = facts.get("model_type") if isinstance(facts, dict) else None
+    return None if name is None else str(name)

@@ -92,9 +92,9 @@ class TimeSeriesPaths:
         places = starts[:, None] + torch.arange(patches.shape[1], device=patches.device) - self._begin
         rows, columns = ((places >= 0) & (places < num_future)).nonzero(as_tuple=True)
         self._future[rows, places[rows, columns]] = patches[rows, columns, 0]
-        found = self._run(self._future, self._encoded)
-        params = self._model.output_params(found.last_hidden_state)
-        law = self._model.output_distribution(params, loc=found.loc, scale=found.scale)
+        output = self._run(self._future, self._encoded)
+        params = self._model.output_params(output.last_hidden_state)
+        law = self._model.output_distribution(params, loc=output.loc, scale=output.scale)
         asked = (places + 1).clamp(0, num_future - 1)
         mean, std = (one.gather(1, asked)[..., None] for one in (law.mean, law.stddev))
         return Gaussian(mean, std)

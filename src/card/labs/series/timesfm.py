@@ -53,8 +53,10 @@ class TimesFmForecaster:
     @torch.no_grad()
     def laws(self, patches: Tensor) -> Gaussian:
         """Return the law of the patch after each one: [B, T, P] to laws at B rows and T places."""
-        point, found = self._old(patches) if isinstance(self._model, TimesFmModelForPrediction) else self._new(patches)
-        low, high = (found[..., idx] for idx in self._ends)
+        point, quantiles = (
+            self._old(patches) if isinstance(self._model, TimesFmModelForPrediction) else self._new(patches)
+        )
+        low, high = (quantiles[..., idx] for idx in self._ends)
         return Gaussian(point, ((high - low).abs() / self._width).clamp_min(_LEAST_STD))
 
     def _old(self, patches: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,8 +64,10 @@ class TimesFmForecaster:
         values = patches.flatten(1)
         frequency = torch.full((len(patches), 1), self._frequency, dtype=torch.int32, device=patches.device)
         read = self._model.decoder(past_values=values, past_values_padding=torch.zeros_like(values), freq=frequency)
-        found = self._model._postprocess_output(read.last_hidden_state, (read.loc, read.scale))[:, :, : self.patch_size]
-        return found[..., 0], found
+        output = self._model._postprocess_output(read.last_hidden_state, (read.loc, read.scale))[
+            :, :, : self.patch_size
+        ]
+        return output[..., 0], output
 
     def _new(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same for TimesFM 2.5, whose second head sets the quantiles around the first one's median."""

@@ -101,8 +101,8 @@ class Architecture:
 
     def places_of(self, shape: LayerShape) -> tuple[Part, ...]:
         """Return the linear layers that a layer with this mixer has a place for, but for those of its experts."""
-        found = (part for part in self.linears if part.mixer in (None, shape.mixer))
-        return tuple(part for part in found if shape.mlp_width or not _OF_MLP.intersection(part.shape))
+        linears = (part for part in self.linears if part.mixer in (None, shape.mixer))
+        return tuple(part for part in linears if shape.mlp_width or not _OF_MLP.intersection(part.shape))
 
     @property
     def gguf_experts(self) -> dict[str, str]:

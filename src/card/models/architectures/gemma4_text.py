@@ -31,10 +31,10 @@ def _complete(config: Any, others: dict[str, Any]) -> None:
             _FULL: {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
         }
     size, kv_heads = others.pop("global_head_dim", 512), others.pop("num_global_key_value_heads", None)
-    own = {"head_dim": size}
+    differing = {"head_dim": size}
     if config.attention_k_eq_v and kv_heads is not None:
-        own["num_key_value_heads"] = kv_heads
-    full = {idx: own for idx, kind in enumerate(config.layer_types) if kind == _FULL}
+        differing["num_key_value_heads"] = kv_heads
+    full = {idx: differing for idx, kind in enumerate(config.layer_types) if kind == _FULL}
     config.per_layer_config = _unlike_others(config, others.pop("per_layer_config", full))
 
 
@@ -46,13 +46,13 @@ def _angles(config: Any, others: dict[str, Any]) -> dict[str, Any]:
 
 def _unlike_others(config: Any, stated: Mapping[Any, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what layers state otherwise than all do, as transformers writes it."""
-    found = {
-        int(idx): {name: value for name, value in own.items() if value != getattr(config, name)}
-        for idx, own in stated.items()
+    unlike = {
+        int(idx): {name: value for name, value in differing.items() if value != getattr(config, name)}
+        for idx, differing in stated.items()
     }
-    found = {idx: own for idx, own in found.items() if own}
-    digits = len(str(max(found, default=0)))
-    return {str(idx).zfill(digits): own for idx, own in found.items()}
+    unlike = {idx: differing for idx, differing in unlike.items() if differing}
+    digits = len(str(max(unlike, default=0)))
+    return {str(idx).zfill(digits): differing for idx, differing in unlike.items()}
 
 
 def _of_layer(config: Any, layer: int) -> tuple[int, int]:
@@ -61,8 +61,8 @@ def _of_layer(config: Any, layer: int) -> tuple[int, int]:
     if not isinstance(by_layer, Mapping):
         kv_heads, size = (getattr(by_layer[layer], name) for name in names)
         return kv_heads, size
-    own = {int(idx): one for idx, one in by_layer.items()}.get(layer, {})
-    kv_heads, size = (own.get(name, getattr(config, name)) for name in names)
+    stated = {int(idx): one for idx, one in by_layer.items()}.get(layer, {})
+    kv_heads, size = (stated.get(name, getattr(config, name)) for name in names)
     return kv_heads, size
 
 
@@ -128,7 +128,7 @@ def _gguf_layers(facts: Any, tensors: Mapping[str, Any], config: Mapping[str, An
     )
     if shared >= len(kinds):
         raise GgufError(f"cannot be used: its attention.shared_kv_layers is {shared}, of {len(kinds)} layers")
-    own = [idx for idx, kind in enumerate(kinds) if kind == _FULL and idx < len(kinds) - shared]
+    cached = [idx for idx, kind in enumerate(kinds) if kind == _FULL and idx < len(kinds) - shared]
     table = tensors.get("per_layer_token_embd.weight")
     return {
         **_mlp_width(config["intermediate_size"], len(kinds), shared),
@@ -139,7 +139,7 @@ def _gguf_layers(facts: Any, tensors: Mapping[str, Any], config: Mapping[str, An
             str(idx): {"head_dim": width, "num_key_value_heads": count} for idx, (width, count) in enumerate(layers)
         },
         _SHARED: shared,
-        "attention_k_eq_v": any(f"blk.{idx}.attn_v.weight" not in tensors for idx in own),
+        "attention_k_eq_v": any(f"blk.{idx}.attn_v.weight" not in tensors for idx in cached),
         "hidden_size_per_layer_input": width,
         "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
         "enable_moe_block": bool(facts.optional("expert_count", 0)),

@@ -81,8 +81,8 @@ def names_of_block(names: Iterable[str], num_layers: int | None) -> BlockNames |
     Args:
         num_layers: of a model that runs in our own pass; None: another one, of which no numbered block is read.
     """
-    found = set(names)
-    if PREFIX + JOIN in found:
+    known = set(names)
+    if PREFIX + JOIN in known:
         return BlockNames()
     forms = (BlockNames(num_layers), BlockNames(0, _LIST, _LISTED))
-    return next((one for one in forms if f"{one.begin}{one.behind}.{next(iter(one.own))}" in found), None)
+    return next((one for one in forms if f"{one.begin}{one.behind}.{next(iter(one.own))}" in known), None)

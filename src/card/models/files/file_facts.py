@@ -64,10 +64,10 @@ def _fetched(name: str) -> Path | None:
     import huggingface_hub
 
     repository, file = hub_file(name) or (name, "config.json")
-    found = huggingface_hub.try_to_load_from_cache(repository, file)
-    if not isinstance(found, str):
+    path = huggingface_hub.try_to_load_from_cache(repository, file)
+    if not isinstance(path, str):
         return None
-    return Path(found) if hub_file(name) else Path(found).parent
+    return Path(path) if hub_file(name) else Path(path).parent
 
 
 def _stored(config: Mapping[str, Any]) -> str:

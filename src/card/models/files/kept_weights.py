@@ -69,8 +69,8 @@ class KeptWeights:
         Returns: None if it cannot be kept, which is logged.
         Raises: the errors of ``write``, except OSError.
         """
-        if (kept := self.find(name)) is not None:
-            return kept
+        if (stored := self.find(name)) is not None:
+            return stored
         if not self._is_safe():
             return None
         try:

@@ -52,8 +52,8 @@ def hub_file(name: str) -> tuple[str, str] | None:
     if not name.endswith(GGUF_SUFFIX):
         known = known_file(name)
         return None if known is None else (known.repository, known.file)
-    found = _HUB_FILE.fullmatch(name)
-    return None if found is None else (found[1], found[2])
+    match = _HUB_FILE.fullmatch(name)
+    return None if match is None else (match[1], match[2])
 
 
 def is_gguf(path: Path) -> bool:

@@ -121,10 +121,10 @@ def _check_packed(names: Mapping[str, str]) -> None:
 
 
 def _scale_of(name: str, places: Mapping[str, Path]) -> str:
-    found = next((name + end for end in _SCALES if name + end in places), None)
-    if found is None:
+    scale_name = next((name + end for end in _SCALES if name + end in places), None)
+    if scale_name is None:
         raise FolderError(f"{name} is in 8-bit floats and has no {name.rpartition('.')[2]}_scale; {_INSTEAD}")
-    return found
+    return scale_name
 
 
 def _block(folder: Path) -> tuple[int, int] | None:

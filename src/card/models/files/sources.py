@@ -140,8 +140,8 @@ def _ask_hub(name: str) -> _OnHub:
     except (OSError, http_error) as error:
         return _OnHub(in_few_words(error))
     files = [one.rfilename for one in about.siblings or ()]
-    found = sorted(file for file in files if file.endswith(GGUF_SUFFIX))
-    return _OnHub(gguf_files=() if "config.json" in files else tuple(sorted(found, key=_is_no_usual_kind)))
+    gguf_files = sorted(file for file in files if file.endswith(GGUF_SUFFIX))
+    return _OnHub(gguf_files=() if "config.json" in files else tuple(sorted(gguf_files, key=_is_no_usual_kind)))
 
 
 def _is_no_usual_kind(file: str) -> bool:

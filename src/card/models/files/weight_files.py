@@ -117,8 +117,8 @@ def _check_each_expert(config: Mapping[str, Any], shapes: Shapes) -> None:
     """Check that the weights of all experts are there, if each has its own. Raises: FolderError that names one."""
     stated = next((config[name] for name in _EXPERT_COUNTS if isinstance(config.get(name), int)), 0)
     held: dict[tuple[str, str], set[int]] = {}
-    for found in filter(None, map(_EXPERT.fullmatch, shapes)):
-        held.setdefault((found[1], found[3]), set()).add(int(found[2]))
+    for match in filter(None, map(_EXPERT.fullmatch, shapes)):
+        held.setdefault((match[1], match[3]), set()).add(int(match[2]))
     for (begin, end), experts in held.items():
         count = max(stated, *(max(one) + 1 for (block, _), one in held.items() if block == begin))
         if missing := sorted(set(range(count)) - experts):

@@ -27,14 +27,14 @@ class OutputHead:
         """Pack the head of a model, unless another model has packed it."""
         self._layer, self._pack = model.lm_head, pack
         self._factor = 1 / model.architecture.scale("logits", model.config)
-        self._vocab_size, own = int(model.embeddings.shape[0]), model.output_ids
-        self._ids = own  # [outputs]; None: all in order
+        self._vocab_size, ids = int(model.embeddings.shape[0]), model.output_ids
+        self._ids = ids  # [outputs]; None: all in order
         self._joining: _Joining | None = None
         if (channels := head_channels(model)) is None:
-            lent = model.packed_head if own is None else None
+            lent = model.packed_head if ids is None else None
             self.linear: PackedLinear = lent or packed(pack, self._layer, factor=self._factor)
             return
-        tokens = np.arange(self._layer.out_features) if own is None else own
+        tokens = np.arange(self._layer.out_features) if ids is None else ids
         self._joining = _Joining(tokens, channels, self._vocab_size)
         self._ids = self._joining.ids
         self.linear = self._packed(self._joining.channels)

@@ -320,18 +320,18 @@ class KVCache:
             if sequence.records is not None:
                 sequence.records.cut(num_kept)
             return
-        kept = np.asarray(rows, np.int64)
-        num_still = int((kept == np.arange(num_prefix_rows, num_prefix_rows + len(kept))).sum())  # a leading run
-        if sequence.records is not None and (kept[num_still:] < sequence.records.first).any():
+        chosen = np.asarray(rows, np.int64)
+        num_still = int((chosen == np.arange(num_prefix_rows, num_prefix_rows + len(chosen))).sum())  # a leading run
+        if sequence.records is not None and (chosen[num_still:] < sequence.records.first).any():
             raise ModelError(
-                f"asked to move rows {kept.tolist()}, and the states behind rows below {sequence.records.first} are"
+                f"asked to move rows {chosen.tolist()}, and the states behind rows below {sequence.records.first} are"
                 " gone; run fewer candidates in a pass, or make the model's runner with more max_tree_rows"
             )
-        sequence.tree.keep(num_prefix_rows, kept)
-        if num_still < len(kept):
-            self._move(sequence, kept[num_still:], num_prefix_rows + num_still)
+        sequence.tree.keep(num_prefix_rows, chosen)
+        if num_still < len(chosen):
+            self._move(sequence, chosen[num_still:], num_prefix_rows + num_still)
             if sequence.records is not None:
-                sequence.records.move(kept[num_still:], num_prefix_rows + num_still)
+                sequence.records.move(chosen[num_still:], num_prefix_rows + num_still)
 
     def _move(self, sequence: SequenceRows, rows: IntArray, first: int) -> None:
         """Copy ascending rows to as many places from ``first`` on, which none of them is before."""

@@ -323,15 +323,15 @@ class SequencePool:
     def _read(self, prefixes: PrefixCache, text: IntArray, num_rows: int, is_long: bool) -> Opened | None:
         """Start a sequence with rows from a file, if one holds more of the text than memory does; None if not."""
         _, num_held = self._entries.find(text, is_long, self._lendable)
-        while (found := prefixes.find(text, is_long=is_long, num_held=num_held)) is not None:
+        while (prefix := prefixes.find(text, is_long=is_long, num_held=num_held)) is not None:
             try:
                 slot = self._make_slot(num_rows, is_long, spared=None)
             except CapacityError:
                 return None  # there may be room for what memory holds
-            if prefixes.read(found[0], slot, found[1]):
-                self._running[slot] = Entry(slot, num_rows, text[: found[1]].copy(), is_long)
-                self._read_tokens += found[1]
-                return Opened(slot, found[1])
+            if prefixes.read(prefix[0], slot, prefix[1]):
+                self._running[slot] = Entry(slot, num_rows, text[: prefix[1]].copy(), is_long)
+                self._read_tokens += prefix[1]
+                return Opened(slot, prefix[1])
             self._model.close(slot)  # a damaged file is not found again
         return None
 

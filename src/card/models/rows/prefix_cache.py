@@ -126,8 +126,8 @@ class PrefixCache:
             return
         with contextlib.suppress(_Gone):
             text = text[: self._settled(functools.partial(self._num_separable, text, is_long))]
-            found = self._files.find(text, is_long=is_long)
-            if len(text) < SHARED_TOKENS or (found is not None and _GROWTH * found[1] > len(text)):
+            longest = self._files.find(text, is_long=is_long)
+            if len(text) < SHARED_TOKENS or (longest is not None and _GROWTH * longest[1] > len(text)):
                 return
             with self._files.written(text, is_long=is_long) as add:
                 if add is not None:

@@ -185,10 +185,10 @@ class PrefixFiles:
         taken, stored = stream.read(size), stream.read(_CHECK.size)
         if len(taken) < size or len(stored) < _CHECK.size:
             raise _Damaged("it is cut off")
-        found = zlib.crc32(taken, check)
-        if _CHECK.unpack(stored)[0] != found:
+        checksum = zlib.crc32(taken, check)
+        if _CHECK.unpack(stored)[0] != checksum:
             raise _Damaged(f"it is damaged at row {part.first} or soon after")
-        return taken, found
+        return taken, checksum
 
     def _refresh(self) -> None:
         """Look at the files again if some came or went: other processes write to the folder, too."""

@@ -266,16 +266,16 @@ class Records:
             self.prompt = self._taken(self.prompt, source.prompt, is_shared=is_shared)
             self.num_prompt = source.num_prompt
 
-    def _taken(self, own: Landmark | None, mark: Landmark, *, is_shared: bool) -> Landmark:
+    def _taken(self, copy: Landmark | None, mark: Landmark, *, is_shared: bool) -> Landmark:
         """Return a landmark as it is, with a user more, or what it holds in one's own."""
         if is_shared:
             mark.num_users += 1
             return mark
-        if own is None:
+        if copy is None:
             assert self.landmarks is not None
-            own = self.landmarks.make()
-        own.numbers[...] = mark.numbers
-        return own
+            copy = self.landmarks.make()
+        copy.numbers[...] = mark.numbers
+        return copy
 
     def separable(self, num_rows: int) -> int:
         """Return behind how many of the first ``num_rows`` rows it has what a text goes on from, all by itself."""

@@ -68,12 +68,12 @@ class RowStore:
         """Return the rows, bit for bit. Raises: CapacityError if the file cannot be read any more."""
         try:
             stored.file.seek(0)
-            found = np.frombuffer(bytearray(stored.file.read()), np.uint8)
-            if len(found) != stored.num_bytes:
-                raise OSError(f"{len(found)} of {stored.num_bytes} bytes are there")
+            content = np.frombuffer(bytearray(stored.file.read()), np.uint8)
+            if len(content) != stored.num_bytes:
+                raise OSError(f"{len(content)} of {stored.num_bytes} bytes are there")
         except OSError as error:
             raise CapacityError(f"KV rows cannot be read back from {self.folder}: {error}") from error
-        return found.view(stored.dtype).reshape(stored.shape)
+        return content.view(stored.dtype).reshape(stored.shape)
 
     def drop(self, stored: StoredRows) -> None:
         """Free the file."""

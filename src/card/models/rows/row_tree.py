@@ -56,12 +56,12 @@ class RowTree:
 
     def ancestors(self, start: int, count: int) -> IntArray:
         """Return the last ancestors of the rows from ``start`` on, [T, count]: the oldest first, NO_PARENT for none."""
-        found = np.full((self.num_rows - start, count), NO_PARENT)
+        ancestors = np.full((self.num_rows - start, count), NO_PARENT)
         rows = np.arange(start, self.num_rows)
         for place in reversed(range(count)):
             rows = np.where(rows == NO_PARENT, NO_PARENT, self._parents[rows])
-            found[:, place] = rows
-        return found
+            ancestors[:, place] = rows
+        return ancestors
 
     def furthest(self, start: int) -> int:
         """Return the largest position of rows ``start`` .. num_rows - 1."""

@@ -123,8 +123,8 @@ class BucketedRunner(TorchRunner):
         self.static.give_back(slot, sequence.kv, num_new)
         first = extensions[0].first_logits_idx
         if states := self.features.begin(slice(first, None)):
-            for layer, kept in self._kept.items():
-                states.take(layer, as_array(kept[:num_new].clone()))
+            for layer, rows in self._kept.items():
+                states.take(layer, as_array(rows[:num_new].clone()))
         self.features.leave(states, extensions)
         return [as_logits(self._logits[first:num_new].clone())]  # the next pass writes there
 
@@ -133,8 +133,8 @@ class BucketedRunner(TorchRunner):
         assert num_tokens is not None
         shape = num_tokens, static.span_of(start + num_tokens)
         if shape not in self._passes:
-            kept = {layer: states[:num_tokens] for layer, states in self._kept.items()}
-            self._passes[shape] = _BucketPass(static, *shape, self._logits[:num_tokens], kept)
+            rows = {layer: states[:num_tokens] for layer, states in self._kept.items()}
+            self._passes[shape] = _BucketPass(static, *shape, self._logits[:num_tokens], rows)
         return self._passes[shape]
 
 
@@ -176,8 +176,8 @@ class _BucketPass:
         states = TensorStates(self._kept.keys()) if self._kept else None
         self._logits.copy_(self._static.forward(token_ids, positions, row_idx, self._visible.tensor, states))
         if states:
-            for layer, kept in self._kept.items():
-                kept.copy_(states.kept[layer])
+            for layer, rows in self._kept.items():
+                rows.copy_(states.kept[layer])
 
 
 def _visible(bias: FloatArray | None, num_new: int, num_rows: int) -> BoolArray:

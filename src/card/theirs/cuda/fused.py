@@ -195,11 +195,11 @@ class FusedDecoder:
         """
         assert images is None, "images are read on a CPU"
         device = self.embedding.device
-        kept = None if states is None else TensorStates(states.layers)
+        tensor_states = None if states is None else TensorStates(states.layers)
         rows = logits_rows if isinstance(logits_rows, slice) else as_tensor(logits_rows, device)
-        logits = self.run(as_tensor(token_ids, device), as_tensor(positions, device), steps, rows, kept)
-        if states is not None and kept is not None:
-            for layer, hidden in kept.kept.items():
+        logits = self.run(as_tensor(token_ids, device), as_tensor(positions, device), steps, rows, tensor_states)
+        if states is not None and tensor_states is not None:
+            for layer, hidden in tensor_states.kept.items():
                 states.take(layer, as_array(hidden))
         return logits
 

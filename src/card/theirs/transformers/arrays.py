@@ -64,8 +64,8 @@ class TensorLogits:
 
     def likeliest(self) -> tuple[list[int], list[float]]:
         """Return the token with the largest logit of each row, the first of equal ones, and that logit."""
-        found = self._logits.max(-1)
-        return found.indices.tolist(), found.values.tolist()
+        best = self._logits.max(-1)
+        return best.indices.tolist(), best.values.tolist()
 
 
 def as_logits(logits: Tensor) -> Any:
@@ -88,5 +88,5 @@ def restricted(logits: Tensor, ids: IntArray | None) -> Tensor:
     """Return logits [rows, V] of a head that is restricted to these tokens; None: all."""
     if ids is None:
         return logits
-    kept = as_tensor(ids, logits.device)
-    return torch.full_like(logits, float("-inf")).index_copy_(1, kept, logits[:, kept])
+    places = as_tensor(ids, logits.device)
+    return torch.full_like(logits, float("-inf")).index_copy_(1, places, logits[:, places])

@@ -137,16 +137,16 @@ class GenericDecoder:
             return
         config = self.model.config.get_text_config()
         names = ("sliding_window", "attention_chunk_size")
-        own = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+        set_values = {name: value for name in names if (value := getattr(config, name, None)) is not None}
         before = self.windows
         try:
-            for name in own:
+            for name in set_values:
                 setattr(config, name, size)
             self.windows = _layer_views(config, size + 1)
             yield
         finally:
             self.windows = before
-            for name, value in own.items():
+            for name, value in set_values.items():
                 setattr(config, name, value)
 
     def release(self) -> None:

@@ -58,8 +58,8 @@ class LongRope:
     ) -> tuple[Tensor, ...]:
         """Return cos and sin [..., T, D] of positions [..., T]; ``rotate`` chooses by the longest of a call."""
         beyond = torch.full_like(position_ids[..., :1], self._switch_len)
-        found = rotate(x, torch.cat((position_ids, beyond), -1), *args, **kwargs)
-        long = tuple(one[..., :-1, :] for one in found)
+        tables = rotate(x, torch.cat((position_ids, beyond), -1), *args, **kwargs)
+        long = tuple(one[..., :-1, :] for one in tables)
         if is_long.all():
             return long
         chosen = torch.from_numpy(is_long).to(position_ids.device)

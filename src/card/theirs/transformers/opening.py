@@ -95,13 +95,13 @@ def _read_scaled(
 
 def _read_gguf(gguf: GgufSource, dtype: str) -> tuple[Any, dict[str, Any]]:
     """Read a GGUF file, through its converted folder if that can be stored; as `read_model`."""
-    kept = gguf.folder(dtype)
+    folder = gguf.folder(dtype)
     config = transformers.AutoConfig.for_model(**gguf.config)
     loader: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     wanted = gguf.stored_dtype(dtype) if dtype == "auto" else dtype
-    arrays = gguf.weights(dtype) if kept is None else None
+    arrays = gguf.weights(dtype) if folder is None else None
     read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
-        kept,
+        folder,
         config=config,
         state_dict=None if arrays is None else {name: as_tensor(array) for name, array in arrays.items()},
         dtype=torch_dtype(wanted),

@@ -154,14 +154,14 @@ def _own_attention_of(model: Any) -> list[tuple[Any, str]]:
 @contextlib.contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
     """Inside the block the model has its own attention, even if a runner has installed ours."""
-    own = _own_attention_of(model)
-    now = [config._attn_implementation for config, _ in own]
-    for config, implementation in own:
+    implementations = _own_attention_of(model)
+    now = [config._attn_implementation for config, _ in implementations]
+    for config, implementation in implementations:
         config._attn_implementation_internal = implementation
     try:
         yield
     finally:
-        for (config, _), implementation in zip(own, now, strict=True):
+        for (config, _), implementation in zip(implementations, now, strict=True):
             config._attn_implementation_internal = implementation
 
 

@@ -129,12 +129,12 @@ def decoder_of(model: PreTrainedModel) -> DecoderModel:
 
 def _weights(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
     num_layers = int(model.config.num_hidden_layers)
-    found = []
+    tensors = []
     for name, tensor in model.state_dict().items():
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if layer is None or int(layer[1]) < num_layers:
-            found.append((name, tensor))
-    return found
+            tensors.append((name, tensor))
+    return tensors
 
 
 def _angles_of(model: PreTrainedModel) -> Callable[[int, str], tuple[Floats, Floats]]:

@@ -88,7 +88,7 @@ def checks_of(
         samples: of the pair whose target the judge has.
         prompt_of: the token ids that a sample continues.
     """
-    return [_check(group, found, prompt_of, judge) for group, found in compared_texts(run, samples).items()]
+    return [_check(group, texts, prompt_of, judge) for group, texts in compared_texts(run, samples).items()]
 
 
 def _check(group: GroupKey, found: Compared, prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge) -> Check:

@@ -275,7 +275,7 @@ def _fetch(source: str) -> Path:
     """Return the local copy of a file on the hub; it is downloaded if it is not in the cache."""
     owner, repository, filename = source.removeprefix(HUB).split("/", 2)
     try:
-        found = huggingface_hub.hf_hub_download(f"{owner}/{repository}", filename, repo_type="dataset")
+        path = huggingface_hub.hf_hub_download(f"{owner}/{repository}", filename, repo_type="dataset")
     except HFValidationError as error:
         raise SettingsError(f"a file on the hub is {HUB}OWNER/REPOSITORY/FILE, got {source!r}: {error}") from error
     except LocalEntryNotFoundError as error:
@@ -284,4 +284,4 @@ def _fetch(source: str) -> Path:
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise BenchError(f"{source} cannot be fetched: {error}; give NAME=FILE instead") from error
-    return Path(found)
+    return Path(path)

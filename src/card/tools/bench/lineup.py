@@ -303,9 +303,9 @@ class Lineup:
         if key not in self._llms:
             common: dict[str, Any] = {"dtype": self._settings.dtype, **MEASURED_START}
             common["max_model_len"] = self.max_model_len
-            own = self._settings.engine_of(name)
-            own |= {one: value for one, value in self._settings.own.items() if one in settings_read(name)}
-            settings = readable({**common, **self._policy(spec, cores, known), **spec.engine, **own}, spec.method)
+            chosen = self._settings.engine_of(name)
+            chosen |= {one: value for one, value in self._settings.own.items() if one in settings_read(name)}
+            settings = readable({**common, **self._policy(spec, cores, known), **spec.engine, **chosen}, spec.method)
             if self._settings.is_forced(spec):
                 assert self._settings.forced_acceptance is not None
                 coins = ForcedAcceptance(self._settings.forced_acceptance, self._settings.params.seed or 0)

@@ -246,14 +246,14 @@ def _wrong_counts(sample: Sample, max_tokens: int) -> str | None:
 
 def _check_texts(draft: _Draft) -> None:
     """Compare the texts of exact rows with the baseline's, independently of the check lines. Raises: BenchError."""
-    for group, found in compared_texts(draft.facts, draft.samples).items():
+    for group, texts in compared_texts(draft.facts, draft.samples).items():
         check = draft.checks.get(group)
         known = {(d.prompt, d.turn, d.position) for d in check.near_ties} if check else set()
-        for sample, _, position in found.parted:
+        for sample, _, position in texts.parted:
             if draft.facts.dtype not in _HALF_PRECISION or (sample.prompt, sample.turn, position) not in known:
                 where = f"{sample.key} differs from {draft.facts.baseline} at token {position}"
                 raise draft.fault(draft.lines[sample.key], f"{where}, which is no recorded near-tie")
-        _check_check(draft, group, found)
+        _check_check(draft, group, texts)
 
 
 def _check_check(draft: _Draft, group: tuple[str, str, str], found: Compared) -> None:

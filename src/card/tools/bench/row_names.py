@@ -85,10 +85,10 @@ ANY_DRAFT = tuple(name for name, spec in OURS.items() if not find_method(spec.me
 KNOWN = (*OURS, *THEIRS, *(name + UNCOUPLED for name in COUPLED))
 _LEARNED = {  # methods with a part that a training makes; one that is not exact is named by itself alone
     method.name
-    for found in records()
-    for method in found.record.methods
+    for entry in records()
+    for method in entry.record.methods
     if method.is_exact
-    and (method.needs_training or any(one.name.startswith("train ") for one in found.record.commands))
+    and (method.needs_training or any(one.name.startswith("train ") for one in entry.record.commands))
 }
 
 
@@ -117,14 +117,14 @@ def names_of(asked: Sequence[str]) -> list[str]:
     that follow it, after a comma or a plus, belong to it. ``sps/relaxed:0.5`` is a row with a judge.
     Raises: SettingsError for an unknown name.
     """
-    wanted, own = {BASELINE}, list[str]()
+    wanted, foreign = {BASELINE}, list[str]()
     for name in _joined(asked):
         if name.startswith(_OWN_WRITERS):
             _check_writers(name)
-            own.append(name)
+            foreign.append(name)
         elif JUDGED in name:
             _check_judge(name)
-            own.append(name)
+            foreign.append(name)
         elif name in KNOWN or name in PRESETS:
             wanted.update(PRESETS.get(name, (name,)))
         elif name in methods():
@@ -133,7 +133,7 @@ def names_of(asked: Sequence[str]) -> list[str]:
             known = ", ".join((*PRESETS, *KNOWN))
             raise SettingsError(f"unknown method {name!r}; known: {known}, {_OWN_WRITERS}WRITERS and ROW{JUDGED}JUDGE")
     wanted.update(name + ALL_CORES for name in tuple(wanted) if name + ALL_CORES in KNOWN)
-    return [*(name for name in KNOWN if name in wanted), *dict.fromkeys(own)]
+    return [*(name for name in KNOWN if name in wanted), *dict.fromkeys(foreign)]
 
 
 def uncoupled(names: Sequence[str]) -> list[str]:

@@ -238,16 +238,16 @@ def _measure(
     with BenchProgress(console, len(keys), len(before.samples)) as step, step.told_in_pipes():
         try:
             for name, open_pair in plan.pairs.items():
-                own = [key for key in keys if key.pair == name]
+                wanted = [key for key in keys if key.pair == name]
                 done = {sample.key: sample for sample in before.samples if sample.pair == name}
-                if len(done) == len(own) and _is_compared(before, name):
+                if len(done) == len(wanted) and _is_compared(before, name):
                     continue
                 with closing(open_pair(step.say)) as pair:
                     job = PairJob(name, pair.tokenizer, by_name, plan.params, pair.judge)
                     try:
-                        if len(done) < len(own):
+                        if len(done) < len(wanted):
                             rows = _bring_up(pair, job, before, writer)
-                            decode_missing(own, rows, job, done, writer, step)
+                            decode_missing(wanted, rows, job, done, writer, step)
                             if traces is not None:
                                 step.say("tracing")
                                 _trace(rows, job, traces)
@@ -262,8 +262,8 @@ def _measure(
 def _is_compared(run: Run, pair: str) -> bool:
     comparable = [row.name for row in run.rows if row.is_exact and row.is_comparable]
     wanted = {(row, workload.name): sum(workload.turns) for row in comparable for workload in run.workloads}
-    found = {(check.row, check.workload): check.num_texts for check in run.checks if check.pair == pair}
-    return all(found.get(key) == count * run.repeats for key, count in wanted.items())
+    num_texts = {(check.row, check.workload): check.num_texts for check in run.checks if check.pair == pair}
+    return all(num_texts.get(key) == count * run.repeats for key, count in wanted.items())
 
 
 def _bring_up(pair: Lineup, job: PairJob, before: Run, writer: ResultsWriter) -> dict[str, Sequence[Row]]:
@@ -300,9 +300,9 @@ def decode_missing(
         step.say(f"{key.pair}, repeat {key.repeat + 1}, {key.workload} {key.prompt + 1}, {key.row}")
         prompt_ids = job.prompt_ids(key, done)
         decoded = by_name[key.workload][key.row].decode(prompt_ids, job.params)
-        found = {name: getattr(decoded, name) for name in _DECODED}
-        found |= job.outcome(key, prompt_ids, decoded.token_ids)
-        done[key] = Sample(**asdict(key), new_tokens=len(decoded.token_ids), **found)
+        facts = {name: getattr(decoded, name) for name in _DECODED}
+        facts |= job.outcome(key, prompt_ids, decoded.token_ids)
+        done[key] = Sample(**asdict(key), new_tokens=len(decoded.token_ids), **facts)
         writer.write(done[key])
         step.count()
 
@@ -318,8 +318,8 @@ def _trace(rows: Mapping[str, Sequence[Row]], job: PairJob, traces: dict[str, Tr
 def compare(job: PairJob, path: Path, writer: ResultsWriter, run_id: str) -> None:
     """Write how the texts of a pair compare, including those of an earlier part of the run."""
     run = read_unchecked(path, run_id)  # from the file, as an interrupted decode may be in it or not
-    own = {sample.key: sample for sample in run.samples if sample.pair == job.name}
-    for check in checks_of(run, own.values(), lambda sample: job.prompt_ids(sample.key, own), job.judge):
+    samples = {sample.key: sample for sample in run.samples if sample.pair == job.name}
+    for check in checks_of(run, samples.values(), lambda sample: job.prompt_ids(sample.key, samples), job.judge):
         writer.write(check)
 
 

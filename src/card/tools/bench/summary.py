@@ -239,8 +239,8 @@ def _share(cases: Sequence[bool]) -> Share | None:
 def _same_number(repeats: _Repeats, baseline: _Repeats) -> Share | None:
     """Return the share of texts of the first repeat that end with the same number as the baseline's."""
     plain = {(s.prompt, s.turn): s.final_number for s in baseline[0] if s.is_solved is not None} if baseline else {}
-    own = {(s.prompt, s.turn): s.final_number for s in repeats[0]}
-    return _share([own[key] == number for key, number in plain.items() if key in own])
+    numbers = {(s.prompt, s.turn): s.final_number for s in repeats[0]}
+    return _share([numbers[key] == number for key, number in plain.items() if key in numbers])
 
 
 def _ratio(repeats: _Repeats, baseline: _Repeats) -> Spread | None:

@@ -202,13 +202,13 @@ class _Search:
     def sensitivity(self, settings: Mapping[str, int]) -> tuple[Sensitivity, ...]:
         """Return the effect of half and twice of each knob, the others as in ``settings``."""
         base = self._speed(settings)
-        found = []
+        values = []
         for knob in self._knobs:
             value = settings.get(knob, self._shipped[knob])
             speeds = [self._speed({**settings, knob: self._scaled(knob, value, factor)}) for factor in (0.5, 2.0)]
             halved, doubled = (speed / base if speed and base else None for speed in speeds)
-            found.append(Sensitivity(knob, value, halved if value > 1 else None, doubled))
-        return tuple(found)
+            values.append(Sensitivity(knob, value, halved if value > 1 else None, doubled))
+        return tuple(values)
 
     def _speed(self, settings: Mapping[str, int]) -> float | None:
         """Return the tokens/s on a part of the texts; None for settings that are not possible."""

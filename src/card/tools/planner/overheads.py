@@ -62,8 +62,8 @@ class _Timed:
         self.spent_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        return partial(self._timed, found) if name in self._methods else found
+        attribute = getattr(self._inner, name)
+        return partial(self._timed, attribute) if name in self._methods else attribute
 
     def _timed(self, method: Callable[..., Any], *args: Any) -> Any:
         started = time.perf_counter()
@@ -294,7 +294,7 @@ def _selection_s(model: Selective) -> tuple[float, float]:
     finally:
         model.close(long)
         model.close(short)
-    least = {kind: min(found) for kind, found in times.items()}
+    least = {kind: min(measured_s) for kind, measured_s in times.items()}
     chosen_s = max(0.0, least["chosen"] - least["half"]) / (num_rows // 2)
     return chosen_s, max(0.0, least["ranking"] - least["plain"]) / num_rows
 

@@ -83,7 +83,7 @@ def record_method(
     method = find_method(name)
     if method.needs_draft:
         settings |= {"placement": "inline"}
-    found = []
+    drafts = []
     models = (target, draft) if method.needs_draft else (target,)
     with LLM(*models, method=name, max_num_seqs=1, policy="fixed", **settings) as llm:
         for idx, answer in enumerate(answers):
@@ -94,5 +94,5 @@ def record_method(
                     f"{name} has written text {idx} otherwise than plain decoding, as 16-bit passes of torch may;"
                     " record with --dtype float32"
                 )
-            found.append(drafted_tokens(completion.origins, llm.host.plan.draft.num_speculative_tokens))
-    return found
+            drafts.append(drafted_tokens(completion.origins, llm.host.plan.draft.num_speculative_tokens))
+    return drafts

@@ -106,8 +106,8 @@ def _with_own_drafts(
             tell("asking the head at each position")
             heads = load_place(_RECORD_HEAD, f"method {name}")(str(request.ctc), runner, answers)
             continue
-        own = {"kv_selection": request.kv_selection} if find_method(name).selection is not None else {}
-        done = record_method(name, target, draft, answers, request.params, tell, **settings, **own)
+        extra = {"kv_selection": request.kv_selection} if find_method(name).selection is not None else {}
+        done = record_method(name, target, draft, answers, request.params, tell, **settings, **extra)
         for marks, flags in zip(drafted, done, strict=True):
             marks[name] = flags
     texts = (
@@ -168,8 +168,8 @@ def record_texts(
     texts = []
     for answer in answers:
         inputs = inputs_of(draft, target, answer)
-        found = [scorer.top(logits, positions, num_candidates) for positions, logits in _logits(draft, answer, inputs)]
-        ids, logprobs = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        pieces = [scorer.top(logits, positions, num_candidates) for positions, logits in _logits(draft, answer, inputs)]
+        ids, logprobs = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         num_deeper = 0 if inputs is None else NUM_DEEPER
         more = [np.repeat(one[None], num_deeper, 0) for one in (ids, logprobs)]
         for depth, places, logits in deeper_logits(draft, answer, inputs):

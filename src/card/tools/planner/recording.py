@@ -132,12 +132,12 @@ def head_nodes(text: RecordedText) -> list[Nodes]:
         raise PlanError("the recording has no candidates of a head; make it with card record --methods ctc --ctc FILE")
     dtypes = (("token_ids", "<i4"), ("parents", "<i4"), ("logprobs", "<f4"))
     arrays = [np.frombuffer(getattr(text.head, name), dtype).reshape(len(text.token_ids), -1) for name, dtype in dtypes]
-    found = []
+    trees = []
     for ids, parents, logprobs in zip(*arrays, strict=True):
         num = int((ids >= 0).sum())
         tokens, above, scores = (tuple(array[:num].tolist()) for array in (ids, parents, logprobs))
-        found.append(Nodes(tokens, above, scores))
-    return found
+        trees.append(Nodes(tokens, above, scores))
+    return trees
 
 
 def pack_head(behind: Sequence[Nodes]) -> HeadRows:

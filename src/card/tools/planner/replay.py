@@ -174,16 +174,16 @@ class ReplayedModel:
 
     def _logits(self, row: int, layer: int, *, drafts: bool) -> Floats:
         """Return [V] after a recorded position; while drafting, those of a method's own drafter if it has one."""
-        found = self._known.get((row, drafts, layer))
-        if found is None:
+        row_scores = self._known.get((row, drafts, layer))
+        if row_scores is None:
             if len(self._known) >= _MOST_ROWS_KEPT:
                 self._known.clear()
             if drafts:
                 made = self._own_logits(row)
             else:
                 made = self._target_logits(row) if self._role == "target" else self._draft_logits(row, layer)
-            found = self._known[row, drafts, layer] = made.astype(np.float32)
-        return found
+            row_scores = self._known[row, drafts, layer] = made.astype(np.float32)
+        return row_scores
 
     def _own_logits(self, row: int) -> np.ndarray:
         """Return [V]: the recorded token if it was drafted, else the likeliest other one, and no second choice."""

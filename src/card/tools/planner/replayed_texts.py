@@ -92,12 +92,12 @@ class ReplayedTexts:
 
     def child(self, state: int, token: int) -> int:
         """Return the state after one more token."""
-        found = self._next.get((state, token))
-        if found is None:
+        text = self._next.get((state, token))
+        if text is None:
             cursor = self._cursor[state] + 1
             row = min(cursor, len(self.truths) - 1) if token == self.mask_id else self._stray_row(state, token, cursor)
-            found = self._make(state, token, row, cursor)
-        return found
+            text = self._make(state, token, row, cursor)
+        return text
 
     def follow(self, state: int, token_ids: Sequence[int]) -> int:
         """Return the state after more tokens."""

@@ -198,9 +198,9 @@ def setups_of(scene: Scene, plan: Plan) -> Setups:
         if threads <= scene.draft_threads:
             raise PlanError(f"{threads} cores leave none for the target beside a drafter; set schedule turns")
         beside = _target_setup(scene, threads - scene.draft_threads, plan)
-    own = scene.draft.setup_of(alone.threads) if "turns" in plan.placements else None  # as many as the target
+    near = scene.draft.setup_of(alone.threads) if "turns" in plan.placements else None  # as many as the target
     far = scene.draft.setup_of(scene.draft_threads) if "beside" in plan.placements else None
-    return Setups(alone, beside, own, far)
+    return Setups(alone, beside, near, far)
 
 
 def _target_setup(scene: Scene, most_threads: int | None, plan: Plan) -> Setup:

@@ -126,8 +126,8 @@ class Client:
                 f"{url} did not answer within {self._timeout_s:g} seconds; look at the server, or raise --timeout"
             ) from None
         except httpx2.ConnectTimeout:
-            told = f"{url} cannot be reached within {_CONNECT_S:g} seconds; is the address right?"
-            raise LostServerError(told) from None
+            problem = f"{url} cannot be reached within {_CONNECT_S:g} seconds; is the address right?"
+            raise LostServerError(problem) from None
         except (httpx2.ConnectError, httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.ProxyError) as error:
             raise LostServerError(
                 f"{url} cannot be reached: {self._clean(str(error)) or type(error).__name__}; is the server up, "

@@ -83,8 +83,8 @@ def compare_scores(expected: ServerAnswer, got: ServerAnswer, tolerance: float) 
             return Difference("log-probabilities", *sides, token_idx=idx)
     sizes = [len(answer.scores or ()) for answer in (expected, got)]
     if sizes[0] != sizes[1]:
-        told = [f"{size} tokens" for size in sizes]
-        return Difference("log-probabilities", told[0], told[1], token_idx=min(sizes))
+        lengths = [f"{size} tokens" for size in sizes]
+        return Difference("log-probabilities", lengths[0], lengths[1], token_idx=min(sizes))
     return None
 
 

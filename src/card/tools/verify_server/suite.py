@@ -68,10 +68,10 @@ def chosen(only: Collection[str], skip: Collection[str]) -> list[ServerCheck]:
     for name in (*only, *skip):
         if name not in CHECKS:
             raise SettingsError(f"unknown check {name!r}; known: {', '.join(CHECKS)}")
-    found = [check for name, check in CHECKS.items() if (not only or name in only) and name not in skip]
-    if not found:
+    chosen = [check for name, check in CHECKS.items() if (not only or name in only) and name not in skip]
+    if not chosen:
         raise SettingsError("--only and --skip leave no check; name fewer in --skip")
-    return found
+    return chosen
 
 
 async def verify(

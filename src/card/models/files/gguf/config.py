@@ -113,12 +113,12 @@ def generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling that a file states, under transformers' names. A file that states any samples."""
     stated = {name: metadata.get(f"general.sampling.{key}") for name, key in _SAMPLING_KEYS.items()}
-    found = {
+    defaults = {
         name: round(value, _SAMPLING_DIGITS) if isinstance(value, float) else value
         for name, value in stated.items()
         if value is not None
     }
-    return {**found, "do_sample": True} if found else {}
+    return {**defaults, "do_sample": True} if defaults else {}
 
 
 def _head_dim(facts: GgufFacts, hidden: int, heads: int, architecture: Architecture) -> int:
@@ -333,8 +333,8 @@ def _factors(header: Header, name: str) -> Floats:
 def _llama3_factors(theta: float, head_dim: int, factor: float) -> Floats:
     """Return by how much Llama 3.1 slows each angle down: fast ones not at all, slow ones by ``factor``."""
     lengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    kept = ((_LLAMA3_CONTEXT / lengths - 1) / 3).clip(0, 1)  # 1 and 4 are the two frequencies that it goes between
-    slowed: Floats = (1 / ((1 - kept) / factor + kept)).astype(np.float32)
+    share = ((_LLAMA3_CONTEXT / lengths - 1) / 3).clip(0, 1)  # 1 and 4 are the two frequencies that it goes between
+    slowed: Floats = (1 / ((1 - share) / factor + share)).astype(np.float32)
     return slowed
 
 

@@ -21,16 +21,16 @@ def joined_inputs(weights: Sequence[Weight], config: Mapping[str, Any]) -> list[
     architecture, plain = find_architecture(config["model_type"]), config_of(config)
     if architecture is None or architecture.gguf.linears is None or plain is None:
         return list(weights)
-    by_name, found = {weight.name: weight for weight in weights}, list[Weight]()
+    by_name, read = {weight.name: weight for weight in weights}, list[Weight]()
     for weight in weights:
         if weight.name.endswith(_QKV):
             shape = architecture.layer_shape(plain, int(weight.name.split(".")[2]))
             assert shape.delta is not None
             gates = by_name[weight.name.replace(_QKV, _GATES)]
-            found += _of_each_key(weight, gates, shape.delta)
+            read += _of_each_key(weight, gates, shape.delta)
         elif not weight.name.endswith(_GATES):
-            found.append(weight)
-    return found
+            read.append(weight)
+    return read
 
 
 def _of_each_key(inputs: Weight, gates: Weight, delta: DeltaHeads) -> Iterator[Weight]:

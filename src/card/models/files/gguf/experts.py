@@ -77,10 +77,10 @@ def expert_weights(place: TensorPlace, architecture: Architecture, config: Mappi
             *_each(place, parts["gate"], begin, kind, count, slice(0, rows)),
             *_each(place, parts["up"], begin, kind, count, slice(rows, 2 * rows)),
         ]
-    found = {one.gguf_name: (role, one) for role, one in parts.items()}.get(name)
-    if found is None:
+    role_and_part = {one.gguf_name: (role, one) for role, one in parts.items()}.get(name)
+    if role_and_part is None:
         return None
-    role, part = found
+    role, part = role_and_part
     if "{}" in part.name:
         count = _count(place, kind, architecture, config)
         return list(_each(place, part, begin, kind, count, slice(0, place.shape[1])))

@@ -18,9 +18,9 @@ def joined_weights(weights: Sequence[Weight], config: Mapping[str, Any]) -> list
     whole = {
         part: (joined, place) for joined, parts in architecture.gguf.joins.items() for place, part in enumerate(parts)
     }
-    found = [_renamed(weight, whole) for weight in weights]
-    order = sorted(range(len(found)), key=lambda idx: found[idx][1])  # parts of one may stand in any order
-    return joined_inputs([found[idx][0] for idx in order], config)
+    renamed = [_renamed(weight, whole) for weight in weights]
+    order = sorted(range(len(renamed)), key=lambda idx: renamed[idx][1])  # parts of one may stand in any order
+    return joined_inputs([renamed[idx][0] for idx in order], config)
 
 
 def _renamed(weight: Weight, whole: Mapping[str, tuple[str, int]]) -> tuple[Weight, int]:

@@ -61,7 +61,7 @@ def write_parts(folder: Path, parts: Parts) -> None:
             setattr(rest, step, part)
     ids = pairs.ids
     added = [token for _, token in sorted(core.get_added_tokens_decoder().items())]
-    kept = _Kept(
+    stored = _Kept(
         tokens=list(pairs.tokens),
         halves=[ids[half] for pair in pairs.merges for half in pair],
         options=dict(pairs.options),
@@ -69,15 +69,15 @@ def write_parts(folder: Path, parts: Parts) -> None:
         added=[{field: getattr(token, field) for field in _FIELDS} for token in added],
         frame=dict(parts.frame),
     )
-    (folder / _NAME).write_bytes(msgspec.json.encode(kept))
+    (folder / _NAME).write_bytes(msgspec.json.encode(stored))
 
 
 def read_parts(folder: Path) -> Parts:
     """Return the tokenizer that was written to a folder."""
-    kept = msgspec.json.decode((folder / _NAME).read_bytes(), type=_Kept)
-    halves = iter(map(kept.tokens.__getitem__, kept.halves))
-    pairs = Pairs(kept.tokens, list(zip(halves, halves, strict=True)), kept.options)
-    core = tokenizers.Tokenizer.from_str(kept.rest)
+    stored = msgspec.json.decode((folder / _NAME).read_bytes(), type=_Kept)
+    halves = iter(map(stored.tokens.__getitem__, stored.halves))
+    pairs = Pairs(stored.tokens, list(zip(halves, halves, strict=True)), stored.options)
+    core = tokenizers.Tokenizer.from_str(stored.rest)
     core.model = pairs.model()
-    core.add_tokens([AddedToken(**token) for token in kept.added])
-    return Parts(core, pairs, kept.frame)
+    core.add_tokens([AddedToken(**token) for token in stored.added])
+    return Parts(core, pairs, stored.frame)

@@ -123,10 +123,10 @@ def read_gguf(path: Path) -> GgufHeader:
     headers = {file: _without_drafter(one, facts) for file, one in headers.items()}
     has_layers = any(name.startswith("blk.") for one in headers.values() for name in one.tensors)
     is_alone = bool(drafting) and not has_layers and len(headers) == 1
-    kept: TensorPlace | None = None
+    head: TensorPlace | None = None
     if is_alone:
         (one,) = headers.values()
-        kept = next((one.tensors[name] for name in _KEPT if name in one.tensors), None)
+        head = next((one.tensors[name] for name in _KEPT if name in one.tensors), None)
         headers = {path: _of_one_layer(one, drafting)}
     for file, one in headers.items():
         with named(file, path):
@@ -137,7 +137,7 @@ def read_gguf(path: Path) -> GgufHeader:
     plain = config_of(config)
     if plain is None:
         raise GgufError("has sizes of heads or layers that do not fit each other; use a folder saved by transformers")
-    return GgufHeader(header, drafting, architecture, config, plain, is_alone, kept)
+    return GgufHeader(header, drafting, architecture, config, plain, is_alone, head)
 
 
 def _of_one_layer(header: Header, drafting: Sequence[TensorPlace]) -> Header:
@@ -203,10 +203,10 @@ def block_of(read: GgufHeader) -> GgufModel | None:
             raise GgufError(f"holds a block with a tensor {place.name}, which is not known here; name a draft model")
         one = replace(place, name=f"blk.0.{name}")
         try:
-            found = expert_weights(one, read.architecture, config) or [_weight(one, read.architecture, plain)]
+            read_weights = expert_weights(one, read.architecture, config) or [_weight(one, read.architecture, plain)]
         except GgufError as error:
             raise type(error)(str(error).replace(one.name, place.name)) from None
-        weights += [replace(weight, name=weight.name.replace("model.", "mtp.", 1)) for weight in found]
+        weights += [replace(weight, name=weight.name.replace("model.", "mtp.", 1)) for weight in read_weights]
     if all(weight.name != "mtp.norm.weight" for weight in weights):  # the model's own norm stands for it
         norm = read.header.tensors[f"{read.architecture.last_norm[1]}.weight"]
         weights.append(Weight("mtp.norm.weight", norm, None, read.architecture.norm_offset))
@@ -260,8 +260,8 @@ def _architecture(header: Header) -> Architecture:
     if (kind := header.metadata.get("general.type", "model")) != "model":
         raise GgufError(f"holds no model but the type {str(kind)[:40]}; give the file of the model itself")
     known = [one for one in all_architectures() if one.gguf.name]
-    found = [one for one in known if header.architecture in one.gguf.names]
-    if not found:
+    candidates = [one for one in known if header.architecture in one.gguf.names]
+    if not candidates:
         names, relative = (
             dict.fromkeys(name for one in known for name in one.gguf.names),
             RELATIVES.get(header.architecture),
@@ -271,7 +271,7 @@ def _architecture(header: Header) -> Architecture:
             f"holds a model of the architecture {header.architecture[:40] or 'unknown'}, which is not read from GGUF "
             f"files: {instead}; those of {', '.join(names)} are read"
         )
-    found.sort(key=lambda one: one.gguf.name != header.architecture)
+    candidates.sort(key=lambda one: one.gguf.name != header.architecture)
     asked: tuple[tuple[str, Callable[[Architecture], bool]], ...] = (
         ("expert_count", lambda one: bool(one.gguf_experts)),
         (SHARED_WIDTH, lambda one: SHARED_WIDTH in one.gguf_experts.values()),
@@ -279,14 +279,14 @@ def _architecture(header: Header) -> Architecture:
     )
     for key, has_it in asked:  # the ones that have what the file states, as long as there are any
         is_stated = bool(header.metadata.get(f"{header.architecture}.{key}"))
-        found = [one for one in found if has_it(one) == is_stated] or found
-    return found[0]
+        candidates = [one for one in candidates if has_it(one) == is_stated] or candidates
+    return candidates[0]
 
 
 def _without_drafter(header: Header, facts: GgufFacts) -> Header:
     """Return a header without the layers that draft, which no pass here runs."""
-    kept = {name: place for name, place in header.tensors.items() if not facts.is_behind(name)}
-    return replace(header, tensors=kept)
+    tensors = {name: place for name, place in header.tensors.items() if not facts.is_behind(name)}
+    return replace(header, tensors=tensors)
 
 
 def _weight(place: TensorPlace, architecture: Architecture, config: DecoderConfig) -> Weight:
@@ -330,17 +330,17 @@ def _untiled(part: Part, architecture: Architecture, config: DecoderConfig) -> U
         "delta_values": channels,
         "delta_in": np.concatenate([np.arange(before), before + channels]),
     }
-    found = [Untiled(axis, orders[size]) for axis, size in enumerate(part.shape) if size in orders]
-    return found[0] if found else None
+    untiled = [Untiled(axis, orders[size]) for axis, size in enumerate(part.shape) if size in orders]
+    return untiled[0] if untiled else None
 
 
 def _vector(place: TensorPlace, architecture: Architecture, config: DecoderConfig) -> Weight | None:
     """Return what a vector becomes; None for a tensor that is not a vector."""
     layer, _, name = place.name.removeprefix("blk.").partition(".")
-    found = next(((role, one) for role, one in architecture.vectors.items() if one.gguf_name == name), None)
-    if found is None:
+    role_and_part = next(((role, one) for role, one in architecture.vectors.items() if one.gguf_name == name), None)
+    if role_and_part is None:
         return None
-    role, part = found
+    role, part = role_and_part
     if len(part.shape) > len(place.shape):
         place = replace(place, shape=(1, *place.shape))  # as folders have it
     return Weight(

@@ -21,16 +21,16 @@ _AGAIN = "; copy or download all parts again"
 
 def part_names(name: str) -> Sequence[str]:
     """Return the names of all parts by that of the first one; any other name stands for itself alone."""
-    found = _NAME.fullmatch(name)
-    if found is None or int(found[2]) != 1 or not 1 <= int(found[3]) <= _MOST_PARTS:
+    match = _NAME.fullmatch(name)
+    if match is None or int(match[2]) != 1 or not 1 <= int(match[3]) <= _MOST_PARTS:
         return [name]
-    return [f"{found[1]}-{number + 1:05d}-of-{found[3]}.gguf" for number in range(int(found[3]))]
+    return [f"{match[1]}-{number + 1:05d}-of-{match[3]}.gguf" for number in range(int(match[3]))]
 
 
 def first_part(name: str) -> str:
     """Return the name of the first part by that of any part; a name that is not of a part as it is."""
-    found = _NAME.fullmatch(name)
-    return name if found is None else f"{found[1]}-00001-of-{found[3]}.gguf"
+    match = _NAME.fullmatch(name)
+    return name if match is None else f"{match[1]}-00001-of-{match[3]}.gguf"
 
 
 def part_files(path: Path) -> Sequence[Path]:
@@ -71,9 +71,9 @@ def read_parts(path: Path, first: Header) -> Mapping[Path, Header]:
         with named(file, path):
             headers[file] = read_header(file)
             _check_fits(headers[file], number, first)
-    found = sum(len(header.tensors) for header in headers.values())
-    if found != num_tensors:
-        raise GgufError(f"has {found} tensors in its parts, its {_TENSORS} is {num_tensors}{_AGAIN}")
+    num_found = sum(len(header.tensors) for header in headers.values())
+    if num_found != num_tensors:
+        raise GgufError(f"has {num_found} tensors in its parts, its {_TENSORS} is {num_tensors}{_AGAIN}")
     return headers
 
 

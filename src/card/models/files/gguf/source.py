@@ -86,11 +86,11 @@ class GgufSource:
         def write(folder: Path) -> None:
             made.append(self._write_text(folder))
 
-        kept = None if self._store is None else self._store.make(self._name(f"text{_TEXT_FORMAT}"), _TEXT_BYTES, write)
+        path = None if self._store is None else self._store.make(self._name(f"text{_TEXT_FORMAT}"), _TEXT_BYTES, write)
         if made:  # also if it could not be kept in the end
             return made[0]
-        if kept is not None:
-            return load_tokenizer(kept)
+        if path is not None:
+            return load_tokenizer(path)
         header = self._model.header
         with _tokenizer_explained():
             return read_tokenizer(header)
@@ -131,8 +131,8 @@ class GgufSource:
         heads = [one["head_dim"] for one in (self.config, *self.config.get("per_layer_config", {}).values())]
         if odd := [size for size in heads if size % LANES]:
             return f"heads of {odd[0]} channels are no multiple of {LANES}"
-        if (own := self.config.get("hidden_size_per_layer_input", 0)) % GROUP:
-            return f"{own} numbers of a token for each layer are no multiple of {GROUP}"
+        if (width := self.config.get("hidden_size_per_layer_input", 0)) % GROUP:
+            return f"{width} numbers of a token for each layer are no multiple of {GROUP}"
         return None
 
     @property
@@ -156,16 +156,16 @@ class GgufSource:
             self._check_unchanged()
 
         name, store = self._name(kind), self._store
-        kept = None if store is None else store.find(name)
-        if kept is None and store is not None:
+        stored = None if store is None else store.find(name)
+        if stored is None and store is not None:
             logger.info("packing the blocks of %s; this happens once", self._path)
-            kept = store.make(name, blocks_bytes(model()), write)
-        if kept is None:
+            stored = store.make(name, blocks_bytes(model()), write)
+        if stored is None:
             weights = read_blocks(model())
             self._check_unchanged()
             return weights, None
-        with self._explained(kept):
-            return map_blocks(kept)
+        with self._explained(stored):
+            return map_blocks(stored)
 
     def _decoder(
         self,
@@ -191,9 +191,9 @@ class GgufSource:
 
     @property
     def _architecture(self) -> Architecture:
-        found = find_architecture(self.config["model_type"])
-        assert found is not None
-        return found
+        architecture = find_architecture(self.config["model_type"])
+        assert architecture is not None
+        return architecture
 
     def _mapped(self, kept: Path) -> MappedWeights:
         with self._explained(kept):
@@ -266,8 +266,8 @@ class GgufSource:
 
     @functools.cached_property
     def _block_header(self) -> GgufHeader | None:
-        kept = self._facts["block"]
-        return None if kept is None else header_of_block(kept, self.config)
+        header = self._facts["block"]
+        return None if header is None else header_of_block(header, self.config)
 
     def block_weights(self, dtype: str, only: Container[str] | None = None) -> dict[str, Array]:
         """Return the weights of the block that drafts, and the head if it stands apart, read into memory.
@@ -282,13 +282,13 @@ class GgufSource:
         stored, head = self.stored_dtype(dtype), None if self.is_block_alone else head_place(self._block_header)
         heads = [] if head is None or head.type_id not in PLAIN_DTYPES else [Weight("lm_head.weight", head, None)]
         places = [*self.block.weights, *heads]
-        found = {
+        tensors = {
             name: np.concatenate([piece.reshape(-1) for piece in pieces]).reshape(shape)
             for name, _, shape, pieces in weights_of(replace(self.block, weights=places), stored)
             if only is None or name in only
         }
         self._check_unchanged()
-        return found
+        return tensors
 
     def block_config(self, dtype: str) -> Any:
         """Return the config of the whole model for its block."""
@@ -319,10 +319,10 @@ class GgufSource:
     def _facts(self) -> dict[str, Any]:
         """The config, and a digest of the tokenizer: what is asked for without the weights."""
         name = self._name(f"facts{_FACTS_FORMAT}")
-        kept = None if self._store is None else self._store.make(name, 0, self._write_facts)
-        if kept is None:
+        stored = None if self._store is None else self._store.make(name, 0, self._write_facts)
+        if stored is None:
             return self._read_facts()
-        facts: dict[str, Any] = json.loads((kept / _FACTS_NAME).read_text("utf-8"))
+        facts: dict[str, Any] = json.loads((stored / _FACTS_NAME).read_text("utf-8"))
         return facts
 
     def _read_facts(self) -> dict[str, Any]:

@@ -200,13 +200,13 @@ def _parts(header: Header) -> Parts:
 
 def _fill_marks(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
     """Return the marks of a text that is filled in, by part, as far as the file names them."""
-    found = {}
+    marks = {}
     for part, keys in _FILL_KEYS.items():
         ids = (special_id(metadata, key) for key in keys)
         mark = next((tokens[one] for one in ids if one is not None and one < len(tokens)), None)
         if mark is not None:
-            found[part] = mark
-    return found
+            marks[part] = mark
+    return marks
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:

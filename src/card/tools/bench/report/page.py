@@ -87,10 +87,10 @@ def _facts(run: Run) -> dict[str, str]:
 def _overviews(run: Run, rows: Sequence[RowSummary]) -> Iterator[dict[str, Any]]:
     """Yield the speed-ups of each pair by row, with a column for each workload; nothing for a pair without them."""
     for pair, group in groupby(rows, key=lambda row: row.pair):
-        found = {(row.row, row.workload): row.speedup for row in group}
-        workloads = list(dict.fromkeys(workload for _, workload in found))
-        names = [name for name in dict.fromkeys(name for name, _ in found) if name != run.baseline]
-        lines = {name: [found.get((name, workload)) for workload in workloads] for name in names}
+        speedups = {(row.row, row.workload): row.speedup for row in group}
+        workloads = list(dict.fromkeys(workload for _, workload in speedups))
+        names = [name for name in dict.fromkeys(name for name, _ in speedups) if name != run.baseline]
+        lines = {name: [speedups.get((name, workload)) for workload in workloads] for name in names}
         shown = {name: [(in_words(one) if one else "–", _is_loss(one)) for one in line] for name, line in lines.items()}
         if names:
             yield {"pair": pair, "columns": workloads, "rows": shown}

@@ -48,19 +48,19 @@ def measured_figures(path: Path) -> dict[str, Figure]:
     offered, accepted = chains.stats.offered_per_depth, chains.stats.accepted_per_depth
     reached = sum(map(min, offered, (offered[0], *accepted)))
     rate = sum(accepted) / reached
-    found = {"acceptance": Figure("acceptance", rate, f"{reached} candidates of {chains.rows} in {path}")}
+    figures = {"acceptance": Figure("acceptance", rate, f"{reached} candidates of {chains.rows} in {path}")}
     trees = _joined(run, _is_fixed_card)
     num_wrong = (1.0 - rate) * trees.num_tokens if trees else 0.0
     if trees is None or num_wrong < 1.0:
-        return found
+        return figures
     source = f"about {num_wrong:.0f} wrong first candidates of {trees.rows} in {path}"
     hit_rate = max(0.0, 1.0 - trees.stats.misses / num_wrong)
-    found["hit_rate"] = Figure("hit_rate", hit_rate, source)
+    figures["hit_rate"] = Figure("hit_rate", hit_rate, source)
     if trees.stats.rolled_back_tokens and hit_rate:
         spare = trees.stats.drafter_passes - (trees.num_tokens - trees.stats.misses)  # a missed token was in no layer
-        kept = (1.0 - spare / trees.stats.rolled_back_tokens) / hit_rate
-        found["kept_share"] = Figure("kept_share", min(1.0, max(0.0, kept)), source)
-    return found
+        share = (1.0 - spare / trees.stats.rolled_back_tokens) / hit_rate
+        figures["kept_share"] = Figure("kept_share", min(1.0, max(0.0, share)), source)
+    return figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def _convex(terms: Terms, server: int, devices: Devices, start: tuple[Floats, Fl
         return np.vstack((uploads, np.hstack((none, np.diag(verify / x[size:-size] ** 2), eye)), -sums))
 
     slowest = np.maximum(np.maximum(draft, upload / start[0]), verify / start[1])
-    found = optimize.minimize(
+    solution = optimize.minimize(
         worth,
         np.concatenate((*start, slowest)),
         jac=slope,
@@ -88,7 +88,7 @@ def _convex(terms: Terms, server: int, devices: Devices, start: tuple[Floats, Fl
         method="SLSQP",
         options={"maxiter": _MOST_STEPS, "ftol": 1e-7},
     )
-    bandwidth, compute = (np.maximum(part, _LEAST) for part in (found.x[:size], found.x[size:-size]))
+    bandwidth, compute = (np.maximum(part, _LEAST) for part in (solution.x[:size], solution.x[size:-size]))
     best = bandwidth / bandwidth.sum(), compute / compute.sum()
     is_better = terms.seconds(devices, server, *best).sum() < terms.seconds(devices, server, *start).sum()
     return best if is_better else start
