@@ -14,7 +14,7 @@ import card
 PACKAGE = Path(card.__file__).parent
 
 # Public names of packages of satellites: a file of a few lines each.
-DOORS = frozenset({"cascade", "hf", "onnx", "ray", "series", "steps", "vllm"})
+DOORS = frozenset({"cascade", "hf", "onnx", "ray", "series", "vllm"})
 
 # Rooms that stand beside the core. Deleting a folder of one breaks nothing that lies outside it.
 SATELLITES = DOORS | {"family", "inside", "labs", "theirs", "tools"}

@@ -306,7 +306,7 @@ def test_the_package_that_extending_shows_gives_a_method_that_is_listed_benched_
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
 
-    assert {"method": "thrice", "summary": "draft three, verify", "extra": "", "from": "card-thrice"} in json.loads(
+    assert {"method": "thrice", "summary": "draft three, verify", "from": "card-thrice"} in json.loads(
         said("methods", "--json")
     )
     told_rows = said("bench", "--methods", "thrice", "--data", "questions", "--limit", "1", "--repeats", "1",

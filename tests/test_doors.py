@@ -52,7 +52,7 @@ def test_a_public_name_works_or_tells_in_one_line_what_installs_its_packages(doo
     _run(program, f"card.{door}")
 
 
-@pytest.mark.parametrize("door", ["hf", "series", "steps"])
+@pytest.mark.parametrize("door", ["hf", "series"])
 def test_an_open_door_shows_the_names_that_it_has(door: str) -> None:
     module = import_module(f"card.{door}")
     assert dir(module) == sorted(module.__all__)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from card import LLM, AsyncLLM, DraftSettings, SamplingParams
-from card.config.registry import all_methods
+from card.config.registry import methods
 from card.errors import PromptError, SettingsError
 from card.models.demo import demo_folder
 
@@ -46,7 +46,7 @@ def test_an_argument_of_another_kind_is_refused_by_its_name(kind: Any, name: str
 def test_a_method_that_does_not_exist_is_refused_even_without_letters(method: str) -> None:
     with pytest.raises(SettingsError, match=f"unknown method '{method}'") as caught:
         LLM(method=method)
-    assert str(caught.value).endswith(f" known: {', '.join(all_methods())}")
+    assert str(caught.value).endswith(f" known: {', '.join(methods())}")
     assert ("did you mean card? known" in str(caught.value)) == (method == "cards")
 
 

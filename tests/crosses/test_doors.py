@@ -16,14 +16,14 @@ from card.cli.parts.options import DEMO_DRAFT, DEMO_TARGET
 from card.config import SamplingParams
 from card.config.fields import declared
 from card.config.method import Method
-from card.config.registry import all_methods, own_settings, settings_of_writers
+from card.config.registry import methods, own_settings, settings_of_writers
 from card.drafting.local import writer_names
 from tests.commands import exit_status
 from tests.crosses.doors import DOORS, MAX_TOKENS, MESSAGES, REQUESTS, Answer, Setup, bench_rows, serve
 from tests.figures import check_figures
 
 pytestmark = pytest.mark.timeout(240)
-METHODS = all_methods()
+METHODS = methods()
 # Doors that hand all of a method to the same code, so that each method is tried by one of both.
 _TWINS = (("generate", "chat"), ("async_llm", "llm"))
 # Each method with each door but a twin once, and with each kind of request; and each door with each kind.
@@ -38,16 +38,13 @@ COVER = {cell for (row, _), cell in _ROWS.items() if (row, cell[1]) not in _LEFT
 
 def _depends_on_request(method: str, door: str, kind: str) -> bool:
     """Whether this kind of request could fail alone: a refusal reads none, and `card bench` takes no penalties."""
-    is_refused = METHODS[method].needs_training or (METHODS[method].runs and door != "generate")
-    return not is_refused and (door, kind) != ("bench", "penalised")
+    return not METHODS[method].needs_training and (door, kind) != ("bench", "penalised")
 
 
 _CELLS = list(itertools.product(METHODS, DOORS, REQUESTS))
 _TABLE = [cell for cell in _CELLS if cell in COVER or _depends_on_request(*cell)]
-# Where the tests of the core run beside, without PyTorch: each method once, and all that is there with PyTorch alone.
-BESIDE_CORE = {
-    cell for (row, column), cell in _ROWS.items() if column == row % len(DOORS) or METHODS[cell[0]].extra == "torch"
-}
+# Where the tests of the core run beside, without PyTorch: each method once.
+BESIDE_CORE = {cell for (row, column), cell in _ROWS.items() if column == row % len(DOORS)}
 
 Plain = Callable[[str], str]
 
@@ -67,8 +64,7 @@ def plain() -> Plain:
 
 def setup_of(method: Method, draft: str = DEMO_DRAFT, **own: str) -> Setup:
     """Return a method with the demo pair, or with the demo target alone."""
-    has_draft = method.needs_draft or bool(method.runs)
-    return Setup(method, DEMO_TARGET, draft if has_draft else None, own)
+    return Setup(method, DEMO_TARGET, draft if method.needs_draft else None, own)
 
 
 def check(answer: Answer, setup: Setup, text: str) -> None:
@@ -90,13 +86,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_a_method_writes_the_text_of_plain_decoding_by_every_door(
     cell: tuple[str, str, str], plain: Plain, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One that needs a trained part, is run by another command, or writes by steps and is to penalise, says so."""
+    """One that needs a trained part says so."""
     method, door, kind = cell
     setup = setup_of(METHODS[method])
     answer = DOORS[door](setup, REQUESTS[kind], tmp_path, capfd)
-    if setup.method.runs and door == "generate" and kind != "penalised" and find_spec("torch") is not None:
-        assert answer.text
-    elif setup.method.runs or setup.method.needs_training:
+    if setup.method.needs_training:
         assert answer.refusal.count("\n") == 1 and method in answer.refusal
     else:
         check(answer, setup, plain(kind))
@@ -116,7 +110,7 @@ def test_every_writer_without_a_trained_part_has_rows_that_write_the_text_of_pla
     check_figures(answer.stats)
 
 
-_ALONE = [name for name, one in METHODS.items() if not (one.runs or one.needs_training)]
+_ALONE = [name for name, one in METHODS.items() if not one.needs_training]
 
 
 @pytest.mark.slow
@@ -135,7 +129,9 @@ _LESSONS = [("Ann has 5 pens and buys 2 more. How many?", 7), ("Tom has 9 cows a
 _OF_TRAINED = [
     (door, kind) for door, kind in itertools.product(DOORS, REQUESTS) if (door, kind) != ("bench", "penalised")
 ]
-_TRAINED = [name for name, one in METHODS.items() if one.needs_training and find_spec("torch") is not None]
+_TRAINED = [  # of exact text
+    name for name, one in METHODS.items() if one.needs_training and one.is_exact and find_spec("torch") is not None
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
-"""Each command and each method where PyTorch cannot be imported: it runs, or one line says which extra it needs."""
+"""Each command where PyTorch cannot be imported: it runs, or one line says which extra it needs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from card.cli.parts.options import DEMO_DRAFT, DEMO_TARGET
-from card.config.registry import all_methods, records
+from card.config.registry import records
 from card.tools.bench.row_names import THEIRS
 from tests.crosses.typing import commands, needed, without_torch
 
@@ -26,14 +26,8 @@ def test_a_command_needs_the_extra_that_its_record_names_and_no_other_one_does(t
             assert NEEDS not in err, line
 
 
-def test_a_method_that_needs_an_extra_says_so(tmp_path: Path) -> None:
-    """The others answer: test_doors.py asks them where PyTorch is not installed."""
-    needing = {name: method for name, method in all_methods().items() if method.extra}
-    drafts = {name: ["--draft", DEMO_DRAFT] if method.needs_draft else [] for name, method in needing.items()}
-    heads = {name: [f"--{method.reads[0]}", "head"] for name, method in needing.items() if method.needs_head}
-    lines = [["generate", "3 + 4", *drafts[name], "--method", name, *heads.get(name, ())] for name in needing]
-    lines += [["generate", "3 + 4", "--writers", name] for name in needing if needing[name].writers]
-    lines += [["bench", "--methods", f"vanilla,{name}", "--out", str(tmp_path / "out")] for name in THEIRS]
+def test_rows_of_transformers_say_that_they_need_the_extra(tmp_path: Path) -> None:
+    lines = [["bench", "--methods", f"vanilla,{name}", "--out", str(tmp_path / "out")] for name in THEIRS]
     for line, (status, _, err) in zip(lines, without_torch(lines, tmp_path), strict=True):
         assert status == 2 and err.count("\n") == 1 and NEEDS in err, (line, err)
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from card.assembly.plan import Plan
 from card.config import EngineSettings
 from card.config.fields import declared
-from card.config.registry import records
+from card.config.registry import find_method, records
 from card.machine.importing import load_place
 from card.models.features import FeatureConsumer, FeatureWish
 from card.models.runner import RowRunner
@@ -33,7 +33,7 @@ def choose_verifier(settings: EngineSettings, given: Verifier) -> tuple[Verifier
 
     Raises: SettingsError, ModelError.
     """
-    for place in _places("verifier", settings.own):
+    for place in _places("verifier", (*settings.own, *find_method(settings.method).reads)):
         chosen: tuple[Verifier, str] | None = load_place(place)(settings, given)
         if chosen is not None:
             return chosen

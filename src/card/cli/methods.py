@@ -8,17 +8,17 @@ import click
 from rich.console import Console
 
 from card.cli.parts.tables import show, table
-from card.config.registry import all_methods, origin_of
+from card.config.registry import methods, origin_of
 
 
 def run(as_json: bool) -> None:
     """Run `card methods`."""
-    listed = [(name, method.summary, method.extra, origin_of(name)) for name, method in all_methods().items()]
+    listed = [(name, method.summary, origin_of(name)) for name, method in methods().items()]
     if as_json:
-        rows = [dict(zip(("method", "summary", "extra", "from"), row, strict=True)) for row in listed]
+        rows = [dict(zip(("method", "summary", "from"), row, strict=True)) for row in listed]
         click.echo(json.dumps(rows, ensure_ascii=False))
         return
-    made = table("method", "summary", "extra", "from")
+    made = table("method", "summary", "from")
     for row in listed:
         made.add_row(*row)
     show(Console(), made)

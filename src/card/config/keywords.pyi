@@ -78,5 +78,6 @@ class LLMSettings(DraftKeywords, total=False):
     suffix_store_tokens: int
     ctc: str | PathLike[str] | None
     judge: str | PathLike[str] | None
+    reward: str | PathLike[str] | None
     kv_selection: str | PathLike[str] | None
     hrad: str | PathLike[str]

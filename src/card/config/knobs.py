@@ -48,6 +48,11 @@ class NamedKind:
         """Return the name in a text, perhaps with a knob. Raises: SettingsError if it is neither known nor a file."""
         named = parse_named(text)
         if named.name not in known and not named.name.endswith(_FILE_END):
+            if not known:
+                raise SettingsError(
+                    f"a {self.kind} is a file of card train {self.kind}, which ends in {_FILE_END}, with an optional"
+                    f" knob, such as {self.example}; got {text!r}"
+                )
             raise SettingsError(
                 f"unknown {self.kind} {named.name!r}; known: {', '.join(known)}, each with an optional knob, such as"
                 f" {self.example}, and files of card train {self.kind}, which end in {_FILE_END}"

@@ -55,7 +55,8 @@ class Method:
     summary: str
     needs_draft: bool = True  # it cannot run without a draft model
     needs_parallel_draft: bool = False  # the draft model must guess several tokens in a pass
-    needs_head: bool = False  # the setting of its writer must name a trained head
+    needs_head: bool = False  # the first setting that it reads must name a trained head, of its writer or its verifier
+    is_exact: bool = True  # its text is that of plain decoding
     placement: Placement = "inline"  # of its drafter, unless set; inline is in turns with the target
     shape: Callable[[DraftSettings], DraftSettings] = lambda draft: draft  # changes to the user's settings
     writers: tuple[str, ...] = ()  # local writers that belong to it
@@ -65,10 +66,6 @@ class Method:
     num_looked_up: int = 0  # candidates from earlier text that each of its drafting passes verifies
     is_tuned: bool = False  # unset options are chosen by measurement, including the schedule
     reads: tuple[str, ...] = ()  # settings of its folder that it reads
-    runs: str = ""  # place of the code that runs it in `card generate`, if no single engine can
-    in_python: str = ""  # of such a method: its class
-    extra: str = ""  # of this package, without which its code cannot run
-    settings: type[Any] | None = None  # of such a method: its own options
     rows: tuple[BenchRow, ...] = ()  # of `card bench`; empty: one, which follows from the fields above
     passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = None  # tokens in each, for `round_length`
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,9 @@ def _of_packages() -> Iterable[FoundRecord]:
 
 @cache
 def methods() -> Mapping[str, Method]:
-    """Return the methods that an engine runs, by name."""
-    return {name: method for name, method in all_methods().items() if not method.runs}
-
-
-def all_methods() -> Mapping[str, Method]:
-    """Return all methods by name, including those of several engines."""
-    return dict(sorted((method.name, method) for entry in records() for method in entry.record.methods))
+    """Return all methods by name, in alphabetical order."""
+    by_name = {method.name: method for entry in records() for method in entry.record.methods}
+    return dict(sorted(by_name.items(), key=itemgetter(0)))
 
 
 def origin_of(method: str) -> str:
@@ -83,15 +80,10 @@ def origin_of(method: str) -> str:
 
 
 def find_method(name: str) -> Method:
-    """Return the method of this name. Raises: SettingsError for an unknown one, or one of several engines."""
+    """Return the method of this name. Raises: SettingsError for an unknown one."""
     if name in methods():
         return methods()[name]
-    if name in all_methods():
-        raise SettingsError(
-            f"method {name} uses several engines for an answer; use card generate --method {name}, or "
-            f"{all_methods()[name].in_python} in Python"
-        )
-    meant, known = did_you_mean(name, all_methods()), ", ".join(all_methods())
+    meant, known = did_you_mean(name, methods()), ", ".join(methods())
     raise SettingsError(f"unknown method {name!r};{f' {meant}' if meant else ''} known: {known}")
 
 

@@ -44,10 +44,15 @@ def probed_tokens(vocab_size: int) -> list[int]:
     return [round(i * (vocab_size - 1) / (_NUM_PROBES - 1)) for i in range(_NUM_PROBES)]
 
 
+def probe_width(probe: Floats) -> int:
+    """Return the width D of the embeddings in a probe."""
+    return len(probe) // _NUM_PROBES
+
+
 def probe_difference(own: Floats, given: Floats) -> str:
     """Return in words why two probes are of different targets; empty if they are not."""
     if own.shape != given.shape:
-        return f"its target has width {len(own) // _NUM_PROBES}, this one {len(given) // _NUM_PROBES}"
+        return f"its target has width {probe_width(own)}, this one {probe_width(given)}"
     likeness = float(own @ given) / max(float(np.linalg.norm(own) * np.linalg.norm(given)), _LEAST_NORM)
     return "" if likeness >= _LEAST_LIKENESS else "the embeddings of its target are others"
 

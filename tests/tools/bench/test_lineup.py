@@ -19,7 +19,7 @@ SETTINGS = LineupSettings(
     params=SamplingParams(temperature=0.0, seed=0, max_tokens=8).resolved(), cores=(0, 1, 5), dtype="float32"
 )
 DATA = (Dataset("x", "y", (DatasetQuestion(("one",)),)),)
-TRAINED = ("pard", "ctc")
+TRAINED = ("pard", "ctc", "arbitrage")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,6 @@ def test_rows_come_with_the_baseline_and_with_their_twins_on_all_cores(asked: Se
     [
         ("magic", r"unknown method 'magic'; known: all, .*rivals.*pearl.*card\+WRITERS"),
         ("card+magic", "unknown writer"),
-        ("arbitrage", "arbitrage uses several engines for an answer; use card generate --method arbitrage"),
     ],
 )
 def test_an_unknown_row_or_writer_is_refused(name: str, reason: str) -> None:

@@ -16,7 +16,6 @@ from card.cli.parts.chosen_models import make_llm
 from card.cli.parts.command import command
 from card.cli.parts.files import OutputPath, writing
 from card.cli.parts.options import (
-    all_method_options,
     draft_options,
     file_option,
     method_options,
@@ -31,8 +30,6 @@ from card.cli.parts.remarks import demo_note, remark
 from card.cli.parts.starting import ReadingSpinner, load, run, spinner, tell
 from card.cli.prompt_input import read_prompt
 from card.config import SamplingParams
-from card.config.fields import declared
-from card.config.registry import all_methods
 from card.errors import PromptError, SettingsError
 from card.models.demo import DEMO_PROBLEMS
 
@@ -51,7 +48,7 @@ system_option = click.option("--system", help="System prompt.")
 @click.option("--stats", is_flag=True, help="Print the costs to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option("--trace", "trace_file", type=OutputPath(), help="Write a trace for ui.perfetto.dev.")
-@all_method_options
+@method_options
 @sampling_options
 @draft_options
 @model_options
@@ -77,23 +74,6 @@ def generate(
         raise PromptError("the prompt is empty; give at least one character")
     if raw and system:
         raise SettingsError("--system needs the chat template; leave out --raw")
-    if runs := _runs_itself(options):
-        beyond = {"--raw": raw, "--trace": trace_file, "--image": images, "--system": system}
-        for flag, is_given in beyond.items():
-            if is_given:
-                raise SettingsError(f"{flag} does not go with --method {options['method']}; leave it out")
-        what = f"method {options['method']}"
-        run(
-            runs.replace(":", "."),
-            "importing libraries",
-            what,
-            prompt=text,
-            params=params,
-            as_json=as_json,
-            stats=stats,
-            **options,
-        )
-        return
     with make_llm(options | _seeing(images, raw)) as llm:
         if note := demo_note(llm.settings.target):
             tell(note)
@@ -116,21 +96,6 @@ def generate(
             line = load("card.cli.parts.stats_line", "").stats_line(llm.method.name, chunks[-1].stats, llm.target_cost)
             click.echo(line, err=True)
         remark(llm, params, chunks[-1].stats.num_new_tokens, chunks[-1].finish_reason)
-
-
-def _runs_itself(options: dict[str, Any]) -> str:
-    """Return the place of the code that runs the method, if no engine does; else remove the options of such methods.
-
-    Raises: SettingsError for an option of a method that was not named.
-    """
-    for method in all_methods().values():
-        if method.runs and method.name == options["method"]:
-            return method.runs
-        for name in declared(method.settings) if method.settings is not None else ():
-            if options.pop(name) is not None:
-                flag = "--" + name.replace("_", "-")
-                raise SettingsError(f"{flag} is of --method {method.name}; add that, or leave {flag} out")
-    return ""
 
 
 def _seeing(images: Sequence[Path], raw: bool) -> dict[str, Any]:

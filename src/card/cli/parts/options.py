@@ -14,7 +14,7 @@ from card.cli.parts.sections import CardOption, F, option
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
 from card.config.method import default_method
-from card.config.registry import all_methods, methods, own_kinds, own_settings
+from card.config.registry import methods, own_kinds, own_settings
 from card.drafting.local import writer_names
 from card.errors import SettingsError, named
 from card.text.lines import text_of
@@ -211,43 +211,26 @@ model_options = with_options(
 )
 
 
-def _extras() -> str:
-    """Return a part of a sentence that says which methods need an extra; empty if none does."""
-    extras = {name: method.extra for name, method in all_methods().items()}
-    return "".join(
-        f"; extra {extra}: {', '.join(name for name in extras if extras[name] == extra)}"
-        for extra in sorted(set(extras.values()) - {""})
-    )
-
-
-def _how_it_drafts(*names: str) -> Callable[[F], F]:
-    """Return the options of method and draft server, where these methods may be named."""
-    others = ", ".join(sorted(all_methods().keys() - methods().keys()))
-    method = {
-        "shell_complete": lambda _, __, begun: [name for name in names if name.startswith(begun)],
-        "help": f"One of {', '.join(methods())}{f'; {others} in generate' if others else ''}{_extras()}.  "
-        f"[default: {default_method(has_draft=True)}; {default_method(has_draft=False)} without a draft model]",
-    }
-    return with_options(
-        *options_in(EngineSettings, "Method", how={"method": method}),
-        *(one for kind in own_kinds() for one in options_in(kind)),
-        *options_in(EngineSettings, "Draft server"),
-    )
-
-
 def own_option(name: str, **how: Any) -> Callable[[F], F]:
     """Return the option of a setting that a folder beside the core declares; arguments as in `option_of`."""
     return option_of(own_settings()[name], name, **how)
 
 
-def options_of_methods(command: F) -> F:
-    """Add the options of methods that only `card generate` runs."""
-    kinds = [method.settings for method in all_methods().values() if method.settings is not None]
-    return with_options(*(one for kind in kinds for one in options_in(kind)))(command)
-
-
-method_options = _how_it_drafts(*methods())
-all_method_options = with_options(_how_it_drafts(*all_methods()), options_of_methods)
+method_options = with_options(  # of method and draft server
+    *options_in(
+        EngineSettings,
+        "Method",
+        how={
+            "method": {
+                "shell_complete": lambda _, __, begun: [name for name in methods() if name.startswith(begun)],
+                "help": f"One of {', '.join(methods())}.  "
+                f"[default: {default_method(has_draft=True)}; {default_method(has_draft=False)} without a draft model]",
+            }
+        },
+    ),
+    *(one for kind in own_kinds() for one in options_in(kind)),
+    *options_in(EngineSettings, "Draft server"),
+)
 draft_options = with_options(*options_in(DraftSettings, "Drafting", shows_default=False))
 _form = partial(option, section="Form of the answer")
 sampling_options = with_options(

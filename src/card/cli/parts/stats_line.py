@@ -36,6 +36,8 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
         parts.append(f"speculation off ({stats.schedule_reason})" if is_off else f"schedule {stats.schedule}")
         if shape := shape_in_words(stats):
             parts.append(f"drafted {shape}")
+    if not stats.is_exact:
+        parts.append(f"not exact: {stats.lenient_tokens} tokens against the target's choice")
     if stats.reused_prompt_tokens:
         parts.append(f"{stats.reused_prompt_tokens} prompt tokens reused")
     if stats.drafter not in ("none", "up"):

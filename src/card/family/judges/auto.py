@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -18,11 +19,10 @@ from card.family.judges.judge import Mismatch
 from card.kernels.number_types import Array, Floats
 from card.models.features import FINAL, FeatureWish
 from card.models.files.trained_file import TrainedFile
-from card.models.fingerprint import embedding_probe, probe_difference
+from card.models.fingerprint import embedding_probe, probe_difference, probe_width
 from card.models.runner import RowRunner
 
 AUTO_WISH = FeatureWish((FINAL,), "logits")
-_FILE = TrainedFile("judge", "card-judge-1", "card train judge")
 
 _LEAST_SCORE = -700.0  # a float can represent its exponential
 
@@ -39,6 +39,11 @@ class PairFacts:
         """Return the facts of a target and the draft model of this name."""
         return cls(Path(draft).name, embedding_probe(target))
 
+    @property
+    def width(self) -> int:
+        """D, the width of the target's states."""
+        return probe_width(self.probe)
+
     def difference(self, other: PairFacts) -> str:
         """Return in words how the other pair differs; empty if it does not."""
         if difference := probe_difference(self.probe, other.probe):
@@ -50,6 +55,8 @@ class PairFacts:
 
 class AutoJudge:
     """Tolerate a mismatch whose probability of being important is below the knob; with 0 no mismatch is."""
+
+    FILE: ClassVar = TrainedFile("judge", "card-judge-1", "card train judge")
 
     def __init__(self, weights: Floats, bias: float, *, usual: float, pair: PairFacts, knob: float | None) -> None:
         """Make the judge from its regression.
@@ -63,29 +70,30 @@ class AutoJudge:
         self.knob = usual if knob is None else knob
 
     @classmethod
-    def load(cls, path: str | Path, knob: float | None = None) -> AutoJudge:
+    def load(cls, path: str | Path, knob: float | None = None) -> Self:
         """Read a judge that `save` wrote. Raises: ModelError if there is none."""
+        return cls.FILE.load(path, lambda facts, arrays: cls._of(facts, arrays, knob))
 
-        def made(facts: Mapping[str, str], arrays: dict[str, Array]) -> AutoJudge:
-            pair = PairFacts(facts["draft"], arrays["probe"].astype(np.float32))
-            return cls(
-                arrays["weights"].astype(np.float32),
-                float(facts["bias"]),
-                usual=float(facts["usual"]),
-                pair=pair,
-                knob=knob,
-            )
-
-        return _FILE.load(path, made)
+    @classmethod
+    def _of(cls, facts: Mapping[str, str], arrays: dict[str, Array], knob: float | None) -> Self:
+        """Make a judge from the contents of a file."""
+        pair = PairFacts(facts["draft"], arrays["probe"].astype(np.float32))
+        weights = arrays["weights"].astype(np.float32)
+        if weights.shape != (pair.width,):
+            raise ValueError(f"it has weights of shape {list(weights.shape)} for states of width {pair.width}")
+        return cls(weights, float(facts["bias"]), usual=float(facts["usual"]), pair=pair, knob=knob)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
         """Write the judge as safetensors; ``figures`` are its quality, by name. Raises: ModelError if that fails."""
         facts = {"draft": self.pair.draft, "bias": repr(self.bias), "usual": repr(self.usual)}
-        _FILE.save(path, {"weights": self.weights, "probe": self.pair.probe}, {**(figures or {}), **facts})
+        self.FILE.save(path, self._arrays(), {**(figures or {}), **facts})
+
+    def _arrays(self) -> dict[str, Array]:
+        return {"weights": self.weights, "probe": self.pair.probe}
 
     def check_pair(self, target: RowRunner, draft: str) -> None:
         """Refuse a pair that the judge was not trained for; ``draft`` is empty if unknown. Raises: ModelError."""
-        _FILE.check_made_for("pair", "the judge", self.pair.difference(PairFacts.of(target, draft)))
+        self.FILE.check_made_for("pair", f"the {self.FILE.kind}", self.pair.difference(PairFacts.of(target, draft)))
 
     def tolerates(self, mismatch: Mismatch) -> bool:
         """Return whether the candidate is accepted."""

@@ -1,4 +1,4 @@
-"""Choose the verifier of an engine whose settings name a judge."""
+"""Choose the verifier of an engine whose settings name a judge, or a reward of steps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from card.config import EngineSettings
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.family.judges.auto import AUTO_WISH, AutoJudge
 from card.family.judges.judge import Judge, JudgingVerifier
-from card.family.judges.knobs import parse_judge
-from card.family.judges.record import JudgeSettings
+from card.family.judges.knobs import parse_judge, parse_reward
+from card.family.judges.record import METHOD, JudgeSettings
+from card.family.judges.steps import StepReward
 from card.family.judges.training_free import Fly, KullbackLeibler, Partial, Relaxed, Typical
 from card.models.features import FeatureWish
 from card.models.runner import RowRunner
@@ -32,17 +33,29 @@ class WishingVerifier(JudgingVerifier):
 
 
 def choose_verifier(settings: EngineSettings, given: Verifier) -> tuple[Verifier, str] | None:
-    """Return the verifier of the settings' judge, and its name in words; None without a judge.
+    """Return the verifier of the settings' judge or reward, and its name in words; None without either.
 
-    Raises: SettingsError if a verifier is given, too; otherwise as `verifier_of`.
+    Raises: SettingsError if several are given, or a verifier, too; otherwise as `verifier_of`.
     """
-    judge = settings.of(JudgeSettings).judge
-    if judge is None:
+    own = settings.of(JudgeSettings)
+    if settings.method == METHOD.name and own.reward is None:
+        raise SettingsError(
+            f"method {METHOD.name} needs a reward: give {named('reward')} a file made with card train reward"
+        )
+    judges = [f"{kind} {name}" for kind, name in (("judge", own.judge), ("reward", own.reward)) if name is not None]
+    if not judges:
         return None
-    verifier = verifier_of(judge)
-    if given is not MATCH:
-        raise SettingsError(f"judge {judge} and a verifier of your own both decide what stays; leave one of them out")
-    return verifier, f"judge {judge}"
+    verifier = verifier_of(own.judge) if own.judge is not None else reward_verifier(str(own.reward))
+    judges += ["a verifier of your own"] if given is not MATCH else []
+    if len(judges) > 1:
+        raise SettingsError(f"{judges[0]} and {judges[1]} both decide what stays; leave one of them out")
+    return verifier, judges[0]
+
+
+def reward_verifier(reward: str) -> Verifier:
+    """Return the verifier of a reward of steps, such as ``reward.safetensors:0.2``. Raises: as `verifier_of`."""
+    choice = parse_reward(reward)
+    return WishingVerifier(StepReward.load(str(choice.file), choice.knob), is_exact=choice.is_exact)
 
 
 def verifier_of(judge: str) -> Verifier:

@@ -1,4 +1,4 @@
-"""`card train judge`: AutoJudge for one pair."""
+"""`card train judge` and `card train reward`: AutoJudge or a reward of steps for one pair."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,114 +15,153 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
+from card.cli.parts.files import read_records
 from card.cli.parts.tables import progress_bar
-from card.errors import SettingsError
-from card.family.judges.auto import PairFacts
-from card.family.judges.knobs import JUDGE
-from card.family.judges.mining import Mined, Miner, Mismatches
+from card.errors import PromptError, SettingsError
+from card.family.judges.auto import AutoJudge, PairFacts
+from card.family.judges.knobs import JUDGE, REWARD
+from card.family.judges.mining import Mined, Miner, Mismatches, StepMiner
 from card.family.judges.programs import check_fence, has_whole_program, read_tasks
-from card.family.judges.train_judge import RECALL, train_judge
+from card.family.judges.steps import StepReward, step_ends
+from card.family.judges.train_judge import RECALL, TrainedJudge, train_judge
 from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
 from card.text.answers import final_number
 from card.text.kept_lines import KeptLines, key_of
 
 
-def run(
-    *,
-    prompts: Path | None,
-    run_tests: bool,
-    max_prompts: int | None,
-    max_seconds: int | None,
-    out: Path,
-    **options: Any,
-) -> None:
-    """Run `card train judge`. Raises: CardError of any kind."""
-    JUDGE.check_file(out)
-    check_out(out)
-    asked = _asked(prompts, run_tests, max_prompts)
-    pair = load_training_pair(options)
-
-    def text_of(token_ids: Sequence[int]) -> str:
-        return str(pair.tokenizer.decode(list(token_ids)))
-
-    miner = Miner(
-        pair.runner,
-        pair.draft,
-        answer_of=lambda idx, token_ids: asked.result_of(idx, text_of(token_ids)),
-        max_tokens=options["max_tokens"],
-        end_ids=pair.end_ids,
-        is_decided=lambda token_ids: asked.is_decided(text_of(token_ids)),
-    )
-    prompt_ids = encode_questions(pair.tokenizer, asked.questions, miner.max_prompt_tokens)
-    of_pair = PairFacts.of(pair.runner, pair.draft_name)
-    facts = {"target": key_of(of_pair.probe.tolist()), "draft": of_pair.draft}
-    facts |= {name: options[name] for name in ("dtype", "max_tokens")}
-    kept = KeptLines(out.with_suffix(".mined.jsonl"), facts)
-    until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
-    with progress_bar() as progress:
-        mined = _mine(progress, miner, prompt_ids, kept, lambda: time.monotonic() > until)
-    trained = train_judge(Mismatches.joined(mined), of_pair)
-    num_mined = sum(one.is_important is None for one in mined)
-    trained.judge.save(out, {**trained.figures(), "num_prompts": str(num_mined)})
-    if sum(one.is_last for one in mined) == len(prompt_ids):
-        kept.delete()
-    say(
-        f"{trained.num_important:,} of {trained.num_mismatches:,} mismatches in {num_mined:,} of {len(prompt_ids):,}"
-        f" prompts changed {asked.result}. On prompts that it had not learnt from the judge tells them apart with an"
-        f" area under the ROC curve of {trained.area:.2f} ({trained.area_range[0]:.2f} to {trained.area_range[1]:.2f});"
-        f" 0.5 is chance. A knob of {trained.judge.usual:.3g} keeps out {RECALL:.0%} of the important ones, and"
-        f" tolerates {trained.kept_share:.0%} of the others. Written to {out}"
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """The questions, and what is compared of their answers."""
+class _Lessons:
+    """The prompts of a training, and what is compared of their answers."""
 
     questions: Sequence[str]
     result_of: Callable[[int, str], Hashable]  # of an answer to the question of this index
     result: str  # its name
     is_decided: Callable[[str], bool] = lambda _: False  # no more text changes the result
+    known: Sequence[str] = ()  # the right answer of each, if it is compared with
 
 
-def _asked(prompts: Path | None, run_tests: bool, most: int | None) -> _Asked:
-    """Return what is asked. Raises: CardError for a file that cannot be read, or programs that cannot be fenced."""
+def run(*, prompts: Path | None, run_tests: bool, max_prompts: int | None, out: Path, **options: Any) -> None:
+    """Run `card train judge`. Raises: CardError of any kind."""
+    JUDGE.check_file(out)
+    check_out(out)
+    lessons = _asked(prompts, run_tests, max_prompts)
+    trained, counts = _train(lessons, out, options)
+    say(f"{counts} changed {lessons.result}. {_quality(trained, 'prompts')} Written to {out}")
+
+
+def run_reward(*, data: Path, max_prompts: int | None, out: Path, **options: Any) -> None:
+    """Run `card train reward`. Raises: CardError of any kind."""
+    REWARD.check_file(out)
+    check_out(out)
+    lessons = _problems(data, max_prompts)
+    trained, counts = _train(lessons, out, options)
+    say(f"{counts} with a drafted step lost {lessons.result}. {_quality(trained, 'problems')} Written to {out}")
+
+
+def _train(lessons: _Lessons, out: Path, options: dict[str, Any]) -> tuple[TrainedJudge, str]:
+    """Mine, train and write the file; return what was learnt, and the counts in words. Raises: CardError."""
+    pair, max_seconds = load_training_pair(options), options["max_seconds"]
+
+    def text_of(token_ids: Sequence[int]) -> str:
+        return str(pair.tokenizer.decode(list(token_ids)))
+
+    ends: dict[str, Any] = {}
+    if lessons.known:
+        ends = {"ends": step_ends(lambda one: text_of([one]), pair.runner.vocab_size, pair.end_ids)}
+    miner = (partial(StepMiner, step_ends=ends["ends"]) if ends else Miner)(
+        pair.runner,
+        pair.draft,
+        answer_of=lambda idx, token_ids: lessons.result_of(idx, text_of(token_ids)),
+        max_tokens=options["max_tokens"],
+        end_ids=pair.end_ids,
+        is_decided=lambda token_ids: lessons.is_decided(text_of(token_ids)),
+    )
+    prompt_ids = encode_questions(pair.tokenizer, lessons.questions, miner.max_prompt_tokens)
+    of_pair = PairFacts.of(pair.runner, pair.draft_name)
+    facts = {"target": key_of(of_pair.probe.tolist()), "draft": of_pair.draft}
+    facts |= {name: options[name] for name in ("dtype", "max_tokens")}
+    keys = [key_of([ids, *lessons.known[idx : idx + 1]]) for idx, ids in enumerate(prompt_ids)]
+    lines = KeptLines(out.with_suffix(".mined.jsonl"), facts)
+    until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
+    with progress_bar() as progress:
+        mined = _mine(progress, miner, prompt_ids, keys, lines, lambda: time.monotonic() > until)
+    trained = train_judge(Mismatches.joined(mined), of_pair, StepReward if ends else AutoJudge, **ends)
+    num_mined = sum(one.is_important is None for one in mined)
+    trained.judge.save(out, {**trained.figures(), "num_prompts": str(num_mined)})
+    if sum(one.is_last for one in mined) == len(prompt_ids):
+        lines.delete()
+    of_prompts = f"in {num_mined:,} of {len(prompt_ids):,} prompts"
+    return trained, f"{trained.num_important:,} of {trained.num_mismatches:,} mismatches {of_prompts}"
+
+
+def _quality(trained: TrainedJudge, prompts: str) -> str:
+    return (
+        f"On {prompts} that it had not learnt from the {trained.judge.FILE.kind} tells them apart with an area under"
+        f" the ROC curve of {trained.area:.2f} ({trained.area_range[0]:.2f} to {trained.area_range[1]:.2f}); 0.5 is"
+        f" chance. A knob of {trained.judge.usual:.3g} keeps out {RECALL:.0%} of the important ones, and tolerates"
+        f" {trained.kept_share:.0%} of the others."
+    )
+
+
+def _problems(data: Path, most: int | None) -> _Lessons:
+    """Return the problems of a file, with their answers. Raises: PromptError for an answer without a number."""
+    records = read_records(data, "question", "answer")[:most]
+    numbers = [final_number(one["answer"]) for one in records]
+    if None in numbers:
+        raise PromptError(f"{data}: answer {numbers.index(None) + 1} has no number to check against; leave it out")
+    return _Lessons(
+        [one["question"] for one in records],
+        lambda idx, answer: final_number(answer) == numbers[idx],
+        "the right answer",
+        known=[str(number) for number in numbers],
+    )
+
+
+def _asked(prompts: Path | None, run_tests: bool, most: int | None) -> _Lessons:
+    """Return the prompts of a judge.
+
+    Raises: CardError for a file that cannot be read, or programs that cannot be fenced.
+    """
     if not run_tests:
-        return _Asked(questions_in(prompts, most), lambda _, answer: final_number(answer), "the final number")
+        return _Lessons(questions_in(prompts, most), lambda _, answer: final_number(answer), "the final number")
     if prompts is None:
         raise SettingsError("--run-tests needs --prompts, a file of tasks in the form of MBPP or HumanEval")
     tasks = read_tasks(prompts)[:most]
     check_fence()
     questions = [task.question for task in tasks]
-    return _Asked(questions, lambda idx, answer: tasks[idx].outcome(answer), "which tests pass", has_whole_program)
+    return _Lessons(questions, lambda idx, answer: tasks[idx].outcome(answer), "which tests pass", has_whole_program)
 
 
 def _mine(
-    progress: Progress, miner: Miner, prompt_ids: Sequence[Sequence[int]], kept: KeptLines, is_over: Callable[[], bool]
+    progress: Progress,
+    miner: Miner,
+    prompt_ids: Sequence[Sequence[int]],
+    keys: Sequence[str],
+    lines: KeptLines,
+    is_over: Callable[[], bool],
 ) -> list[Mined]:
     """Return the outcomes for which there is time; each is stored at once, and stored ones are not mined again."""
-    keys = [key_of(list(ids)) for ids in prompt_ids]
-    found = {idx: list(_stored(idx, kept, key)) for idx, key in enumerate(keys)}
-    earlier = {idx: outcomes[-1] for idx, outcomes in found.items() if outcomes}
+    outcomes = {idx: list(_stored(idx, lines, key)) for idx, key in enumerate(keys)}
+    earlier = {idx: mined[-1] for idx, mined in outcomes.items() if mined}
     num_done = sum(one.is_last for one in earlier.values())
     advance = advancing(progress, "trying mismatches", len(prompt_ids), num_done)
     for one in miner.mine(list(enumerate(prompt_ids)), is_over, earlier=earlier):
-        outcomes = found[one.prompt_idx]
+        of_prompt = outcomes[one.prompt_idx]
         states = None if one.features is None else base64.b64encode(one.features.numpy().tobytes()).decode()
-        kept.add(f"{keys[one.prompt_idx]}.{len(outcomes)}", [one.answer_ids, one.place, one.is_important, states])
-        outcomes.append(one)
+        lines.add(f"{keys[one.prompt_idx]}.{len(of_prompt)}", [one.answer_ids, one.place, one.is_important, states])
+        of_prompt.append(one)
         if one.is_last:
             advance()
-    return [one for outcomes in found.values() for one in outcomes]
+    return [one for mined in outcomes.values() for one in mined]
 
 
-def _stored(prompt_idx: int, kept: KeptLines, key: str) -> Iterator[Mined]:
+def _stored(prompt_idx: int, lines: KeptLines, key: str) -> Iterator[Mined]:
     """Yield the outcomes of a prompt that an earlier run stored, in their order."""
     for number in itertools.count():
-        if (name := f"{key}.{number}") not in kept.found:
+        if (name := f"{key}.{number}") not in lines.found:
             return
         try:
-            answer_ids, place, label, states = kept.found[name]
+            answer_ids, place, label, states = lines.found[name]
             features = None
             if label is not None:
                 numbers = np.frombuffer(base64.b64decode(states, validate=True), dtype=np.float32)
@@ -130,4 +170,4 @@ def _stored(prompt_idx: int, kept: KeptLines, key: str) -> Iterator[Mined]:
                 raise ValueError(f"place {place} of {len(answer_ids)} tokens")
             yield Mined(prompt_idx, tuple(map(int, answer_ids)), place, label, features)
         except (ValueError, TypeError) as error:
-            raise kept.damage(error) from error
+            raise lines.damage(error) from error

@@ -30,6 +30,7 @@ KNOBS: Mapping[str, KnobRange] = MappingProxyType(
 AUTO = "auto"
 _OF_FILES = KnobRange(usual=1.0, most=1.0)
 JUDGE = NamedKind("judge", "relaxed:0.5")
+REWARD = NamedKind("reward", "reward.safetensors:0.2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,23 @@ def parse_judge(name: str) -> JudgeChoice:
 
     Raises: SettingsError for an unknown judge or a knob out of range.
     """
-    found = JUDGE.parse(name, KNOBS)
-    kind, is_file = found.name, found.name not in KNOBS
-    allowed = _OF_FILES if is_file else KNOBS[kind]
+    return _parse(name, JUDGE, KNOBS)
+
+
+def parse_reward(name: str) -> JudgeChoice:
+    """Return the reward named by ``reward.safetensors`` or ``reward.safetensors:0.2``. Raises: as `parse_judge`."""
+    return _parse(name, REWARD, {})
+
+
+def _parse(name: str, sort: NamedKind, known: Mapping[str, KnobRange]) -> JudgeChoice:
+    found = sort.parse(name, known)
+    kind, is_file = found.name, found.name not in known
+    allowed = _OF_FILES if is_file else known[kind]
     knob = found.number(0, allowed.usual, float)
     if knob is None or not 0.0 <= knob <= allowed.most:
         usual = "a file says what is usual" if is_file else f"{allowed.usual:g} is usual"
         raise SettingsError(
-            f"the knob of judge {kind} must be a number from 0 to {allowed.most:g}, got {found.numbers[0]!r};"
+            f"the knob of {sort.kind} {kind} must be a number from 0 to {allowed.most:g}, got {found.numbers[0]!r};"
             f" 0 is exact, {usual}"
         )
     if is_file:

@@ -1,9 +1,9 @@
-"""Mine important mismatches: the examples that AutoJudge learns from.
+"""Mine important mismatches: the examples that AutoJudge and rewards of steps learn from.
 
 The target answers a question greedily. At the first mismatch, the draft model's token replaces the target's, and the
 target continues greedily to the end. If the answer is the same, the mismatch was unimportant and the new text is kept;
 else it was important and the old text is kept. The same is done with the next mismatch, and so on.
-Source: Garipov et al. 2025, arXiv:2504.20039, algorithm 1.
+Source: Garipov et al. 2025, arXiv:2504.20039, algorithm 1. For steps, the draft model writes on to its step's end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class Mined:
     answer_ids: tuple[int, ...]  # the present answer of the prompt
     place: int  # tokens of the answer before the next mismatch; all of them: there is none
     is_important: bool | None = None  # True if the answer changed; None: this is the first answer
-    features: Tensor | None = None  # [D] float32: the target's last hidden state at the draft's token
+    features: Tensor | None = None  # [D] float32: the target's last hidden state at the last token of the draft's
 
     @property
     def is_last(self) -> bool:
@@ -71,7 +72,8 @@ class _Text:
 
     token_ids: list[int]
     slot: int
-    state: Tensor | None = None  # [D] at the first token after its rows
+    num_put_in: int = 0  # newest tokens that the draft model wrote
+    state: Tensor | None = None  # [D] at the last token of the text as it began
 
 
 @dataclass(slots=True)
@@ -172,7 +174,7 @@ class Miner:
         self._draft.close(question.draft_slot)
 
     def _write(self, questions: Sequence[_Question]) -> None:
-        """Let the target write a token of each text; each text keeps the state at its first token without a row."""
+        """Let the target write a token of each text; each keeps the state at the last token that it began with."""
         texts = [one.written for one in questions]
         extensions = [Extension.of_text(one.slot, one.token_ids, self._target.num_rows(one.slot)) for one in texts]
         for idx, logits in enumerate(self._target.forward(extensions)):
@@ -197,16 +199,17 @@ class Miner:
             one.text, one.answer = written, answer
             return None, None
         assert written.state is not None
-        is_important = answer != one.answer
+        is_important = self._is_important(one.answer, answer)
         if is_important:
             self._target.close(written.slot)
             one.written = one.text
+            one.place += 1
         else:
             self._target.close(one.text.slot)
             one.text = written
-            one.guesses = {place: guess for place, guess in one.guesses.items() if place <= one.place}
-            self._draft.keep(one.draft_slot, one.place)
-        one.place += 1
+            one.guesses.clear()
+            self._keep_draft(one)
+            one.place += written.num_put_in
         return is_important, written.state
 
     def _try_next(self, one: _Question) -> bool:
@@ -217,10 +220,22 @@ class Miner:
             one.place += 1
         if one.place == len(token_ids):
             return False
-        slot = self._target.open(one.num_prompt + self._max_tokens)
-        one.written = _Text([*token_ids[: one.place], self._guess(one)], slot)
+        slot, put_in = self._target.open(one.num_prompt + self._max_tokens), self._put_in(one)
+        one.written = _Text([*token_ids[: one.place], *put_in], slot, len(put_in))
         self._target.copy_rows(one.text.slot, slot, one.place)
         return True
+
+    def _is_important(self, before: Hashable, after: Hashable) -> bool:
+        """Return whether the draft's tokens, which turned one result into the other, were important."""
+        return after != before
+
+    def _put_in(self, one: _Question) -> list[int]:
+        """Return the tokens of the draft model that replace the target's at a mismatch."""
+        return [self._guess(one)]
+
+    def _keep_draft(self, one: _Question) -> None:
+        """Let the draft model forget what it has read from the question's place on."""
+        self._draft.keep(one.draft_slot, min(one.place, self._draft.num_rows(one.draft_slot)))
 
     def _guess(self, one: _Question) -> int:
         """Return the token that the draft model would write at the question's place."""
@@ -230,3 +245,35 @@ class Miner:
             (logits,) = self._draft.forward([Extension.of_text(one.draft_slot, token_ids, held, one.place - 1)])
             one.guesses.update(enumerate(logits[:, : self._target.vocab_size].argmax(-1).tolist(), one.place))
         return one.guesses[one.place]
+
+
+class StepMiner(Miner):
+    """Tries the draft's steps instead of its tokens: important is one without which the answer would be right.
+
+    ``answer_of`` returns whether an answer is right. Where the target's first answer is not, nothing can be lost, and
+    no step is tried. Source: Arbitrage, arXiv:2512.05033: a step of the draft model is compared with the target's own.
+    """
+
+    def __init__(self, target: RowRunner, draft: RowRunner, *, step_ends: frozenset[int], **options: Any) -> None:
+        """Use both models; ``step_ends`` are as of `card.family.judges.steps`, ``options`` those of `Miner`."""
+        super().__init__(target, draft, **options)
+        self._step_ends = step_ends
+
+    def _is_important(self, before: Hashable, after: Hashable) -> bool:
+        return not after
+
+    def _try_next(self, one: _Question) -> bool:
+        if not one.answer and one.text is not None:
+            one.place = len(one.text.token_ids)  # nothing can be lost
+        return super()._try_next(one)
+
+    def _put_in(self, one: _Question) -> list[int]:
+        assert one.text is not None
+        token_ids = [*one.text.token_ids[: one.place], self._guess(one)]
+        self._keep_draft(one)
+        while token_ids[-1] not in self._step_ends and len(token_ids) < one.num_prompt + self._max_tokens:
+            held = self._draft.num_rows(one.draft_slot)
+            (logits,) = self._draft.forward([Extension.of_text(one.draft_slot, token_ids, held)])
+            token_ids.append(int(logits[0, : self._target.vocab_size].argmax()))
+        self._keep_draft(one)
+        return token_ids[one.place :]

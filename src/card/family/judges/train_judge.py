@@ -1,4 +1,4 @@
-"""Train AutoJudge on mined mismatches: a logistic regression whose ridge is chosen by cross-validation.
+"""Train AutoJudge or a reward on mined mismatches: a logistic regression whose ridge is chosen by cross-validation.
 
 Source: arXiv:2504.20039 (regression on hidden states, chosen by the area under the ROC curve, threshold by recall).
 Ours: five-fold cross-validation over prompts instead of one split, as a few hundred mismatches split badly.
@@ -7,6 +7,7 @@ Ours: five-fold cross-validation over prompts instead of one split, as a few hun
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from card.errors import PromptError
 from card.family.judges.auto import AutoJudge, PairFacts
@@ -42,14 +43,19 @@ class TrainedJudge:
         }
 
 
-def train_judge(mined: Mismatches, pair: PairFacts) -> TrainedJudge:
-    """Return the judge trained on these mismatches. Raises: PromptError if there are too few of one kind."""
+def train_judge(mined: Mismatches, pair: PairFacts, kind: type[AutoJudge] = AutoJudge, **own: Any) -> TrainedJudge:
+    """Return the judge trained on these mismatches.
+
+    Args:
+        own: what this kind of judge is told besides.
+    Raises: PromptError if there are too few mismatches that are important, or not.
+    """
     labels = mined.is_important
     num_important = int(labels.sum())
     if not LEAST_OF_A_KIND <= num_important <= len(labels) - LEAST_OF_A_KIND:
         raise PromptError(
-            f"{num_important} of {len(labels)} mismatches changed the answer, and a judge needs {LEAST_OF_A_KIND} that"
-            " do and as many that do not; give more prompts"
+            f"{num_important} of {len(labels)} mismatches changed the answer, and a {kind.FILE.kind} needs"
+            f" {LEAST_OF_A_KIND} that do and as many that do not; give more prompts"
         )
     states = mined.features.double()
     checked = cross_validate(states, labels, mined.prompt_idx)
@@ -57,7 +63,7 @@ def train_judge(mined: Mismatches, pair: PairFacts) -> TrainedJudge:
     usual = float(scores[labels].quantile(1.0 - RECALL).sigmoid())
     weights, bias = fit_ridge(states, labels, checked.ridge)
     return TrainedJudge(
-        judge=AutoJudge(as_array(weights.float()), bias, usual=usual, pair=pair, knob=None),
+        judge=kind(as_array(weights.float()), bias, usual=usual, pair=pair, knob=None, **own),
         num_mismatches=len(labels),
         num_important=num_important,
         area=checked.area,

@@ -15,6 +15,7 @@ from card.api.llm import LLM
 from card.assembly.drafters import as_it_drafts, load_state_draft
 from card.assembly.plan import DEFAULT_MODEL_LEN, readable
 from card.config import INT8, DraftSettings, ResolvedParams
+from card.config.registry import find_method
 from card.errors import MissingError, SettingsError, named
 from card.family.judges.knobs import parse_judge
 from card.kernels.int8_linear import why_not_int8
@@ -130,6 +131,7 @@ class LineupSettings:
             cores=self.cores if spec.drafter == "beside" else cores,
             threads=None if spec.is_tuned else len(cores),
             is_exact=not self.is_forced(spec)
+            and find_method(spec.method).is_exact
             and ("judge" not in spec.engine or parse_judge(spec.engine["judge"]).is_exact),
             is_comparable=True,
             settings={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},

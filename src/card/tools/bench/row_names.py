@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from card.config.method import BenchRow, Drafter, Method
-from card.config.registry import all_methods, find_method, methods, own_settings, records, settings_of_writers
+from card.config.registry import find_method, methods, own_settings, records, settings_of_writers
 from card.config.splitting import engine_settings
 from card.drafting.local import writer_names
 from card.errors import SettingsError
@@ -83,11 +83,12 @@ COUPLED = tuple(name for name, spec in OURS.items() if spec.has_uncoupled)  # wh
 # Rows of any pair. The other rows need something trained for the pair; only the preset `learned` has them.
 ANY_DRAFT = tuple(name for name, spec in OURS.items() if not find_method(spec.method).needs_training)
 KNOWN = (*OURS, *THEIRS, *(name + UNCOUPLED for name in COUPLED))
-_LEARNED = {  # methods with a part that a training makes
+_LEARNED = {  # methods with a part that a training makes; one that is not exact is named by itself alone
     method.name
     for entry in records()
     for method in entry.record.methods
-    if method.needs_training or any(one.name.startswith("train ") for one in entry.record.commands)
+    if method.is_exact
+    and (method.needs_training or any(one.name.startswith("train ") for one in entry.record.commands))
 }
 
 
@@ -126,9 +127,8 @@ def names_of(asked: Sequence[str]) -> list[str]:
             foreign.append(name)
         elif name in KNOWN or name in PRESETS:
             wanted.update(PRESETS.get(name, (name,)))
-        elif name in all_methods():
-            method = find_method(name).name  # one of several engines says where it runs
-            wanted.update(row for row, spec in OURS.items() if spec.method == method)
+        elif name in methods():
+            wanted.update(row for row, spec in OURS.items() if spec.method == name)
         else:
             known = ", ".join((*PRESETS, *KNOWN))
             raise SettingsError(f"unknown method {name!r}; known: {known}, {_OWN_WRITERS}WRITERS and ROW{JUDGED}JUDGE")

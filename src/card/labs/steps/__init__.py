@@ -1,1 +1,0 @@
-"""Step-wise routing: the draft model writes a step, and a router decides whether the target rewrites it."""
