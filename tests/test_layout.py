@@ -81,7 +81,7 @@ MAX_ROOM_LINES = {
     "config": 1600,
     "drafting": 2400,
     "engine": 5400,
-    "family": 8050,
+    "family": 8100,
     "inside": 2250,
     "kernels": 7500,
     "labs": 2750,

@@ -66,10 +66,10 @@ def test_a_step_stays_or_goes_by_the_state_at_its_last_token() -> None:
     logits = np.zeros((5, 8), np.float32)
     for state, kept in ((-9.0, (0, 1, 2)), (9.0, ())):  # the unfinished step after it goes
         states[3, 0] = state
-        seen = Verification(offer, logits, [0] * 5, states)
+        seen = Verification(offer, logits, [0] * 5, 0, states)
         assert JudgingVerifier(reward_of((1.0, 0.0), 0.5)).decide(seen).accepted == kept
     states[:] = -9.0
-    seen = Verification(offer, logits, [0] * 5, states)
+    seen = Verification(offer, logits, [0] * 5, 0, states)
     assert JudgingVerifier(reward_of((1.0, 0.0), 0.0)).decide(seen).accepted == ()
     assert JudgingVerifier(reward_of((1.0, 0.0), 1.0, frozenset({9}))).decide(seen).accepted == ()
 
@@ -130,8 +130,9 @@ def test_mining_labels_each_drafted_step_by_the_answer_that_follows_from_it(
 
 def test_a_problem_that_the_target_gets_wrong_teaches_nothing(runners: tuple[RowRunner, RowRunner]) -> None:
     options: dict[str, Any] = {"answer_of": lambda *_: False, "max_tokens": 12, "end_ids": frozenset({0})}
-    assert not any(one.is_important for one in StepMiner(*runners, step_ends=ENDS, **options).mine([(0, IDS[0])]))
-    assert any(one.is_important for one in Miner(*runners, **options).mine([(0, IDS[0])]))
+    (outcome,) = StepMiner(*runners, step_ends=ENDS, **options).mine([(0, IDS[0])])
+    assert outcome.is_important is None and outcome.is_last
+    assert len(list(Miner(*runners, **options).mine([(0, IDS[0])]))) > 1
 
 
 # ---- in an engine ----------------------------------------------------------------------------------------------------
@@ -275,12 +276,16 @@ def test_a_training_that_was_cut_off_goes_on_and_generate_takes_its_file(
     out, kept = tmp_path / "reward.safetensors", tmp_path / "reward.mined.jsonl"
     assert "a reward needs 5 that do" in train("--out", str(out)).err  # the tiny pair writes no numbers
     facts, *found = kept.read_text().splitlines()
-    state = np.arange(32, dtype=np.float32)
+    assert len(found) == 3
     labelled = []
     for number, line in enumerate(found):
-        rows = [np.roll(state, 3 * number + row) for row in range(6)]
-        states = base64.b64encode(np.concatenate(rows).tobytes()).decode()
-        labelled.append(json.dumps([json.loads(line)[0], [[row % 2 == 0 for row in range(6)], states]]))
+        key, (answer_ids, _, label, states) = json.loads(line)
+        labelled.append(json.dumps([key, [answer_ids, 0, label, states]]))
+        for row in range(6):
+            state = np.roll(np.arange(32, dtype=np.float32), 3 * number + row)
+            place = row if row < 5 else len(answer_ids)
+            outcome = [answer_ids, place, row % 2 == 0, base64.b64encode(state.tobytes()).decode()]
+            labelled.append(json.dumps([f"{key.partition('.')[0]}.{row + 1}", outcome]))
     kept.write_text("\n".join([facts, *labelled, '["cut o']))
     ran = train("--out", str(out))
     assert ran.status == 0, ran.err
