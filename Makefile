@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_COMPILE := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-weights test-clients test-agents test-vllm test-onnx test-ray test-arm bench-peers lint style types beside-core set-up-core clean
+.PHONY: help demo test test-slow test-core test-wheel test-latest test-models test-tokenizers test-fuzz test-attacks test-gpu test-weights test-clients test-agents test-vllm test-onnx test-ray test-arm bench-peers lint style types collected core-beside beside-core set-up-core clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -43,11 +43,16 @@ demo: $(CORE_STAMP) ## set up what text and the server need, then generate with 
 test: ## set up everything, then check format, lint, types and run the tests, in a process for each core and eight at most: those of the core without PyTorch
 	$(MAKE) -j 2 $(STAMP) set-up-core PYTHONS=$(PYTHON)
 	$(MAKE) style
-	$(MAKE) -k -j 3 types beside-core test-core PYTHONS=$(BIN)/python
+	$(MAKE) -k -j 3 types beside-core core-beside PYTHONS=$(BIN)/python
 
-# Collecting compiles a thousand modules: done once before, as all processes would do it at the same time.
-beside-core: $(STAMP)
-	$(BIN)/python -m pytest -qq --collect-only --beside-core > /dev/null || true
+# Collecting compiles two thousand modules: done once before, as all processes would do it at the same time.
+collected: $(STAMP)
+	$(BIN)/python -m pytest -qq --collect-only > /dev/null || true
+
+core-beside: collected
+	$(MAKE) test-core
+
+beside-core: collected
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal --beside-core
 
 test-slow: $(STAMP) ## set up, then run the tests and all that take long with new examples of property tests, and all crosses without PyTorch too (an hour on two cores)

@@ -10,7 +10,7 @@ from card.drafting.local.protocol import Observation, WriterSequence
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
 from card.tree.verify import match
 
-WRITERS = tuple(name for name in writer_names() if name not in ("store", "ctc", "hivis"))  # those need a file
+WRITERS = tuple(name for name in writer_names() if name not in ("store", "ctc"))  # those need a file
 Target = Callable[[Sequence[int]], int]
 """The token that follows a text."""
 TopTokens = Callable[[Sequence[int]], Sequence[int]]

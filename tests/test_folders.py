@@ -13,6 +13,7 @@ import sys
 import textwrap
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from card.models.files.gguf.header import read_header
+from tests.commands import Ran
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 from tests.server.running import command
 from tests.sources import CORE_TESTS, PACKAGE
 
+Env = dict[str, str] | None
 PROMPT = "3 + 4 + 3 + 4 + 3 + 4"
 KEPT = {"classic"}  # methods that are settings of the core
 FILES = {
@@ -190,6 +193,46 @@ def copied(folder: Path, *, without: tuple[str, ...] = ()) -> Path:
     return folder
 
 
+# Runs commands one after the other in one process, and writes what each gave. For each it hides a folder, if it is told
+# one, and then loads the package anew.
+IN_TURN = """
+    import contextlib, importlib, io, json, pathlib, sys, traceback
+
+    place, told = pathlib.Path(sys.argv[1], "card"), []
+    for words, hidden in json.loads(sys.argv[2]):
+        if hidden is not None:
+            (place / hidden).rename(place / "hidden")
+            for name in [one for one in sys.modules if one.partition(".")[0] == "card"]:
+                del sys.modules[name]
+            importlib.invalidate_caches()
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        sys.argv = ["card", *words]
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                importlib.import_module("card.cli.main").main()
+            except SystemExit as ended:
+                status = ended.code or 0
+            except Exception:
+                status = traceback.print_exc() or 1
+            out.flush(), err.flush()
+        told.append((status, out.buffer.getvalue().decode(), err.buffer.getvalue().decode()))
+        if hidden is not None:
+            (place / "hidden").rename(place / hidden)
+    print(json.dumps(told))
+"""
+
+
+def run_in_turn(root: Path, *commands: Sequence[str], env: Env = None) -> list[Ran]:
+    """Run several commands with the package at ``root``: to start a process for each takes longer than many do."""
+    return _in_turn(root, [(words, None) for words in commands], env)
+
+
+def _in_turn(root: Path, commands: Sequence[tuple[Sequence[str], str | None]], env: Env = None) -> list[Ran]:
+    ran = run(root, "-c", textwrap.dedent(IN_TURN), str(root), json.dumps(commands), env=env)
+    assert ran.returncode == 0, ran.stderr
+    return [Ran(*one) for one in json.loads(ran.stdout)]
+
+
 def run(root: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `card`, or a Python program after "-c", with the package at ``root``."""
     words = arguments if arguments[0] == "-c" else ("-m", "card", *arguments)
@@ -204,13 +247,23 @@ def run(root: Path, *arguments: str, env: dict[str, str] | None = None) -> subpr
     )
 
 
-def generate(root: Path, *options: str, env: dict[str, str] | None = None) -> dict[str, object]:
-    """Return what `card generate --json` answers with these options."""
+def generating(*options: str) -> list[str]:
+    """Return the words of a command whose answer is in JSON."""
     usual = ("--max-tokens", "12", "--temperature", "0", "--policy", "fixed", "--json", "--dtype", "float32")
-    ran = run(root, "generate", PROMPT, *usual, *options, env=env)
-    assert ran.returncode == 0, ran.stderr
-    answer: dict[str, object] = json.loads(ran.stdout)
+    return ["generate", PROMPT, *usual, *options]
+
+
+def answer_of(ran: Ran) -> dict[str, Any]:
+    """Return what such a command has answered."""
+    assert ran.status == 0, ran.err
+    answer: dict[str, Any] = json.loads(ran.out)
     return answer
+
+
+def generate(root: Path, *options: str) -> dict[str, Any]:
+    """Return what `card generate --json` answers with these options."""
+    ran = run(root, *generating(*options))
+    return answer_of(Ran(ran.returncode, ran.stdout, ran.stderr))
 
 
 @pytest.fixture(scope="module")
@@ -225,21 +278,27 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_added_in_files_of_its_own_runs_from_the_command_line(added: Path, tmp_path: Path) -> None:
-    plain = generate(added, "--method", "vanilla")
-    head, mark = str(added / "head"), str(tmp_path / "mark")
-    for options in (
-        ("--method", "vanilla", "--writers", "last_seen"),
-        ("--method", "added", "--added", head),
-        ("--method", "sps"),
-    ):
-        answer = generate(added, *options, env={"MARK": mark})
-        assert answer["text"] == plain["text"], options
-    assert Path(mark).exists(), "the drafter that was added has drafted"
-    assert generate(added, "--method", "sps", "--kept", "0.01")["exact"] is False
-    assert run(added, "greet").stdout == "hello\n"
-    assert "family/added" in run(added, "methods").stdout
-    assert "--added" in run(added, "generate", "--help-all").stdout
-    assert "needs --added FILE" in run(added, "generate", PROMPT, "--method", "added").stderr
+    mark = tmp_path / "mark"
+    *answers, greeting, methods, told, refused = run_in_turn(
+        added,
+        generating("--method", "vanilla"),
+        generating("--method", "vanilla", "--writers", "last_seen"),
+        generating("--method", "added", "--added", str(added / "head")),
+        generating("--method", "sps"),
+        generating("--method", "sps", "--kept", "0.01"),
+        ["greet"],
+        ["methods"],
+        ["generate", "--help-all"],
+        ["generate", PROMPT, "--method", "added"],
+        env={"MARK": str(mark)},
+    )
+    *exact, inexact = map(answer_of, answers)
+    assert len({answer["text"] for answer in exact}) == 1
+    assert inexact["exact"] is False
+    assert mark.exists(), "the drafter that was added has drafted"
+    assert greeting.out == "hello\n"
+    assert "family/added" in methods.out and "--added" in told.out
+    assert "needs --added FILE" in refused.err
 
 
 def test_what_is_added_runs_from_python(added: Path) -> None:
@@ -283,12 +342,16 @@ def test_a_block_format_that_is_added_is_read_and_multiplied_by(added: Path, tmp
     save_model(tmp_path, "llama, other heads", demo_tokenizer())
     known = write_gguf(tmp_path, tmp_path / "known.gguf", kind=Kind.Q4_0)
     own = rewritten(known, tmp_path / "own.gguf")
+    cells = [(file, dtype) for dtype in ("auto", "float32") for file in (known, own)]
+    usual = generating("--method", "vanilla")
+    ran = run_in_turn(
+        added,
+        *([*usual, "--target", str(file), "--dtype", dtype, "--cache-dir", str(tmp_path / f"{file.stem} {dtype}")]
+          for file, dtype in cells),
+    )  # fmt: skip
+    texts = {cell: answer_of(one)["text"] for cell, one in zip(cells, ran, strict=True)}
     for dtype in ("auto", "float32"):
-        texts = []
-        for file in (known, own):
-            options = ("--method", "vanilla", "--target", str(file), "--dtype", dtype)
-            texts.append(generate(added, *options, "--cache-dir", str(tmp_path / f"{file.stem} {dtype}"))["text"])
-        assert texts[0] == texts[1] != ""
+        assert texts[known, dtype] == texts[own, dtype] != ""
         assert bool([*(tmp_path / f"own {dtype}").rglob("blocks.json")]) == (dtype == "auto"), "as it is, or unpacked"
     without = run(PACKAGE.parent, "generate", PROMPT, "--target", str(own), "--method", "vanilla")
     assert without.returncode == 2 and "quantised as type 99" in without.stderr
@@ -335,21 +398,26 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_the_folders_beside_it_the_core_writes_the_same(core: Path, tmp_path: Path) -> None:
-    plain = generate(core, "--method", "vanilla")
-    for method in ("card", "sps", "suffix"):
-        assert generate(core, "--method", method)["text"] == plain["text"]
-    assert run(core, "--help").returncode == 0
-    missing = run(core, "generate", PROMPT, "--method", "pard")
-    assert missing.returncode == 2 and "unknown method 'pard'" in missing.stderr
+    *answers, told, missing = run_in_turn(
+        core,
+        *(generating("--method", method) for method in ("vanilla", "card", "sps", "suffix")),
+        ["--help"],
+        ["generate", PROMPT, "--method", "pard"],
+    )
+    assert len({answer_of(one)["text"] for one in answers}) == 1
+    assert told.status == 0
+    assert missing.status == 2 and "unknown method 'pard'" in missing.err
     with command(tmp_path, "--dtype", "float32", "--served-model-name", "card", root=core) as server:
         assert asked(server.url)
 
 
-@pytest.mark.parametrize("name", folders())
-def test_without_one_folder_all_others_are_found(name: str, tmp_path: Path) -> None:
-    ran = run(copied(tmp_path, without=(name,)), "methods", "--json")
-    assert ran.returncode == 0, ran.stderr
-    assert name not in {method["from"] for method in json.loads(ran.stdout)}
+def test_without_one_folder_all_others_are_found(tmp_path: Path) -> None:
+    listing = ["methods", "--json"]
+    all_there, *rest = _in_turn(copied(tmp_path), [(listing, None), *((listing, name) for name in folders())])
+    places = {method["from"] for method in answer_of(all_there)}
+    for name, ran in zip(folders(), rest, strict=True):
+        assert ran.status == 0, f"without {name}: {ran.err}"
+        assert {method["from"] for method in json.loads(ran.out)} == places - {name}
 
 
 @pytest.mark.slow
@@ -412,14 +480,18 @@ def with_a_setting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_sampling_parameter_costs_its_declaration_and_its_effect(with_a_setting: Path, tmp_path: Path) -> None:
     root = with_a_setting
     plain = generate(root, "--method", "vanilla", "--raw")
-    never = next(one for one in plain["token_ids"] if one)  # type: ignore[attr-defined]
-    ours = ("--raw", "--never", str(never))
-    texts = {generate(root, "--method", method, *ours)["text"] for method in ("vanilla", "sps")}
+    never = next(one for one in plain["token_ids"] if one)
+    *answers, told, refused = run_in_turn(
+        root,
+        *(generating("--method", method, "--raw", "--never", str(never)) for method in ("vanilla", "sps")),
+        ["generate", "--help-all"],
+        ["generate", PROMPT, "--never", "1000"],
+    )
+    texts = {answer_of(one)["text"] for one in answers}
     assert len(texts) == 1 and texts != {plain["text"]}
-    help_of_text = run(root, "generate", "--help-all").stdout.partition("\nText:")[2].partition("\n\n")[0]
+    help_of_text = told.out.partition("\nText:")[2].partition("\n\n")[0]
     assert "--never INTEGER" in help_of_text and "[default: -1]" in help_of_text
-    refused = run(root, "generate", PROMPT, "--never", "1000")
-    assert refused.returncode == 2 and "--never must be from -1 to 999, got 1000" in refused.stderr
+    assert refused.status == 2 and "--never must be from -1 to 999, got 1000" in refused.err
     with command(tmp_path, "--dtype", "float32", "--served-model-name", "card", root=root) as server:
         body = {"model": "card", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "never": never}
         assert {posted(server.url, "/v1/completions", body)["choices"][0]["text"]} == texts

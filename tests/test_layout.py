@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -80,17 +81,17 @@ MAX_ROOM_LINES = {
     "config": 1600,
     "drafting": 2400,
     "engine": 5400,
-    "family": 8150,
+    "family": 7950,
     "inside": 2250,
     "kernels": 7500,
     "labs": 3700,
     "links": 2600,
     "machine": 1600,
-    "models": 16350,
-    "server": 8500,
+    "models": 16650,
+    "server": 8550,
     "text": 6950,
     "theirs": 4100,
-    "tools": 10550,
+    "tools": 10600,
     "tree": 1200,
 }
 MAX_MODULE_LINES = 400
@@ -361,6 +362,19 @@ def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
 def test_the_public_names_are_those_that_the_package_can_import() -> None:
     assert set(card.__all__) == {*card.MODULE_OF, "__version__", "hf"}
     assert dir(card) == sorted(card.__all__), "and nothing else is shown"
+
+
+def _classes(annotation: Any) -> set[type]:
+    inner = {one for part in get_args(annotation) for one in _classes(part)}
+    return inner | (
+        {annotation} if isinstance(annotation, type) and annotation.__module__.startswith("card") else set()
+    )
+
+
+@pytest.mark.parametrize("name", ["RequestOutput", "CompletionOutput", "StreamChunk"])
+def test_what_an_answer_holds_has_public_types(name: str) -> None:
+    held = {one for annotation in get_type_hints(getattr(card, name)).values() for one in _classes(annotation)}
+    assert {one.__name__ for one in held} <= set(card.__all__)
 
 
 def test_an_unknown_name_raises_an_error_that_lists_the_public_ones() -> None:

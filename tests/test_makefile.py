@@ -82,7 +82,7 @@ case "$*" in *venv*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python";; esac
 case " $* " in *" $FAULT "*) exit 1;; esac
 """
 STYLE = [".venv/bin ruff format", ".venv/bin ruff check"]
-TYPES, BESIDE = ".venv/bin mypy", ".venv/bin pytest"  # the latter twice: it collects before
+TYPES, BESIDE = ".venv/bin mypy", ".venv/bin pytest"  # the latter twice: it collects before, for the core too
 CORE = ".venv-core-3.11/bin pytest"
 
 
@@ -112,6 +112,7 @@ def test_each_part_of_make_test_runs_whatever_the_others_say_once_the_style_hold
     assert sorted(first[:4]) == set_up, "both environments, once each"
     assert first[4:6] == STYLE and sorted(first[6:]) == sorted([TYPES, BESIDE, BESIDE, CORE])
     assert first.index(TYPES) < first.index(CORE), "no more than two at once"
+    assert first.index(BESIDE) < first.index(CORE), "modules are compiled before tests begin"
     for fault in ("mypy", "--beside-core", "tests/test_without_torch.py"):
         parts, status = done_by(clone, fault)
         assert status != 0, fault

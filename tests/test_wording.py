@@ -9,9 +9,11 @@ from functools import cache
 
 import pytest
 
+from card.cli.main import cli
 from card.config import DraftSettings, SamplingParams
 from card.config.fields import declared
 from card.config.splitting import engine_settings
+from tests.crosses.given import every_command
 from tests.sources import MODULES, SOURCES
 
 # A class of ours has the name of this header of HTTP, which `card serve` speaks of.
@@ -179,27 +181,32 @@ def test_no_sentence_is_a_riddle() -> None:
 
 
 # Doors whose settings are typed as Python writes them, and fields of requests that clients type so.
-_AS_IN_PYTHON = (["inside"], ["labs"], ["server"])
+_AS_IN_PYTHON = re.compile(r"card\.(inside|labs\.ray|server(?!\.config))(\.|$)")
+
+
+@cache
+def settings() -> frozenset[str]:
+    """Return what Python, and what commands take."""
+    options = {one.name or "" for _, command in every_command(cli) for one in command.params}
+    return frozenset(options.union(engine_settings(), declared(DraftSettings), declared(SamplingParams)))
 
 
 def unnamed(tree: ast.Module) -> list[str]:
     """Return the settings that errors spell themselves, where only Python's users can type them so."""
-    settings = {
-        name for name in {**engine_settings(), **declared(DraftSettings), **declared(SamplingParams)} if "_" in name
-    }
     return [
         f"{node.lineno}: {word}"
         for raised in ast.walk(tree)
         if isinstance(raised, ast.Raise)
         for node in ast.walk(raised)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
-        for word in re.findall(r"(?<![\w.])\w+(?![\w.])", node.value)
-        if word in settings
+        for word in re.findall(r"^\w+(?= must)|(?<![\w.])[a-z]+_\w+(?![\w.])", node.value)
+        if word in settings()
     ]
 
 
 def test_errors_leave_the_spelling_of_a_setting_to_the_door_that_it_came_by() -> None:
-    rooms = {name: tree for name, tree in trees().items() if name.split(".")[1:2] not in _AS_IN_PYTHON}
+    rooms = {name: tree for name, tree in trees().items() if not _AS_IN_PYTHON.match(name)}
     assert [f"{name}: {fault}" for name, tree in rooms.items() for fault in unnamed(tree)] == []
     source = "raise PromptError(f\"the prompt has {many} tokens; raise max_model_len or {named('max_tokens')}\")"
     assert unnamed(ast.parse(source)) == ["1: max_model_len"]
+    assert unnamed(ast.parse('raise PlanError(f"threads must be 1 or more, got {threads}")')) == ["1: threads"]

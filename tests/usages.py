@@ -12,11 +12,13 @@ from card import (
     AsyncLLM,
     CardError,
     CompletionOutput,
+    Content,
     DraftSettings,
     EngineStats,
     Grammar,
     LLMSettings,
     RequestOutput,
+    RequestStats,
     SamplingParams,
     StreamChunk,
 )
@@ -54,6 +56,9 @@ def text(folder: Path, settings: LLMSettings) -> str:
         chunks += llm.stream(np.array([1, 2]), params)
         completion: CompletionOutput = outputs[0].outputs[0]
         stats: EngineStats = llm.stats()
+        figures: RequestStats = chunks[0].stats
+        chunks += llm.stream(TALK, params, reads_parts=True)
+        content = [piece.text for piece in chunks[-1].parts if isinstance(piece, Content)]
         llm.draft_settings = drafting()[0]
         ids: list[int] = llm.tokenizer.encode("a")
     settings = {**settings, "prefix_cache": folder, "cache_dir": folder, "judge": folder / "judge.safetensors"}
@@ -62,7 +67,8 @@ def text(folder: Path, settings: LLMSettings) -> str:
             other.generate("a", params)
         except CardError as error:
             return str(error)
-    return f"{completion.text} {stats.num_waiting} {ids} {chunks[-1].text} {parameters()[1].stop[0]}"
+    told = f"{stats.num_waiting} {figures.target_passes} {content} {ids}"
+    return f"{completion.text} {told} {chunks[-1].text} {parameters()[1].stop[0]}"
 
 
 async def stream(llm: AsyncLLM) -> AsyncIterator[str]:

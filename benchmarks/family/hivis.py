@@ -2,11 +2,11 @@
 
 Rows of one toy pair (toy_vision.py): plain decoding; the text draft with the places hidden, which is the
 default; the same draft with the places in its prompt; a draft that was trained with them; and the drafter that reads
-text and the target's hidden states, whose rows verify trees. All texts are compared. Processor times are of this
+text and the target's hidden states. All texts are compared. Processor times are of this
 process, which is all there is of a row: they hardly depend on what else the machine does.
 
 python benchmarks/family/toy_vision.py toy
-card train hivis --target toy/target --data toy/talks.jsonl --out toy/drafter.safetensors --max-tokens 64
+card train hivis --target toy/target --data toy/talks.jsonl --out toy/drafter --max-tokens 64
 python benchmarks/family/hivis.py toy --out benchmarks/results/hivis.jsonl
 """
 
@@ -39,8 +39,8 @@ ROWS: dict[str, tuple[str, str | None, bool]] = {  # method, draft, whether plac
     "kept, trained so": ("sps", "draft-with-places", False),
     "hidden, card": ("card", "draft", True),
     "kept, card": ("card", "draft", False),
-    "fused": ("hivis", None, True),
-    "fused, kept": ("hivis", None, False),
+    "fused": ("sps", "drafter", True),
+    "fused, kept": ("sps", "drafter", False),
 }
 
 
@@ -92,7 +92,6 @@ def _opened(pair: Path, method: str, draft: str | None, hides: bool) -> LLM:
         str(pair / "target"),
         None if draft is None else str(pair / draft),
         method=method,
-        hivis=str(pair / "drafter.safetensors") if method == "hivis" else None,
         placement=None if draft is None else "inline",
         dtype="float32",
         policy="fixed",

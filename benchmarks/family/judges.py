@@ -1,11 +1,13 @@
 """What do judges earn and cost on questions that can be checked: tokens a pass, answers that are right, or stay?
 
-Answers to word problems in GSM8K's form are right if the final number is. All is greedy, by sequential speculation, in
-batches. One line of JSON for each batch and judge, judges inside batches: a run that was cut off, or out of --minutes,
-goes on where it ended if the same command is given again, and what is there compares all judges on the same questions.
+Answers to word problems in GSM8K's form are right if the final number is. Those to tasks of MBPP and HumanEval, as sets
+of these names, are programs, and right if all tests pass; they run without files and network. All is greedy, by
+sequential speculation, in batches. One line of JSON for each batch and judge, judges inside batches: a run that was cut
+off, or out of --minutes, goes on where it ended if the same command is given again, and what is there compares all
+judges on the same questions.
 
     python benchmarks/family/judges.py --target qwen-1.5b.gguf --draft qwen-0.5b.gguf --data gsm8k=gsm8k_test.jsonl \
-        --judge exact,typical,relaxed,kl,fly --limit 48 --out benchmarks/results/judges.jsonl
+        --data mbpp=mbpp.jsonl --judge exact,typical,relaxed,kl,fly --limit 48 --out benchmarks/results/judges.jsonl
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import argparse
 import hashlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +24,31 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 import options
-from word_problems import Item, read_items
+from word_problems import read_items
 
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
 from card.family.judges.knobs import parse_judge
+from card.family.judges.programs import check_fence, read_tasks
 from card.models.loading import load_decoder, load_tokenizer
 from card.text.answers import final_number
 from card.text.prompts import encode_chat
 from card.tools.bench.summary import Share
 
 BENCHMARK = "judges"
+PROGRAMS = ("mbpp", "humaneval")
 EXACT = "exact"
 _SAME = ("target", "draft", "dtype", "max_tokens", "num_speculative_tokens", "limit", "at_once")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question whose answer can be checked."""
+
+    prompt: str
+    found_in: Callable[[str], str | None]  # the result of an answer; None: it has none
+    wanted: str  # the right one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +57,7 @@ class Batch:
 
     data: str
     first: int
-    items: Sequence[Item]
+    problems: Sequence[Problem]
 
 
 def read_batches(data: Sequence[str], limit: int, at_once: int) -> list[Batch]:
@@ -54,10 +67,24 @@ def read_batches(data: Sequence[str], limit: int, at_once: int) -> list[Batch]:
         name, _, path = one.partition("=")
         if not path:
             raise SettingsError(f"--data must be NAME=FILE, such as gsm8k=gsm8k_test.jsonl, got {one!r}")
-        items = read_items(Path(path), limit)
-        by_set.append([Batch(name, at, items[at : at + at_once]) for at in range(0, len(items), at_once)])
+        problems = _programs(Path(path), limit) if name in PROGRAMS else _word_problems(Path(path), limit)
+        by_set.append([Batch(name, at, problems[at : at + at_once]) for at in range(0, len(problems), at_once)])
     longest = max(map(len, by_set))
     return [batches[i] for i in range(longest) for batches in by_set if i < len(batches)]
+
+
+def _word_problems(path: Path, limit: int) -> list[Problem]:
+    return [Problem(one.prompt, _number_in, f"{one.answer.normalize():f}") for one in read_items(path, limit)]
+
+
+def _number_in(answer: str) -> str | None:
+    number = final_number(answer)
+    return None if number is None else f"{number.normalize():f}"
+
+
+def _programs(path: Path, limit: int) -> list[Problem]:
+    check_fence()
+    return [Problem(one.question, one.outcome, "1" * len(one.tests)) for one in read_tasks(path)[:limit]]
 
 
 def read_judges(text: str) -> list[str]:
@@ -96,11 +123,11 @@ class Pair:
     def answer(self, judge: str, batch: Batch) -> dict[str, Any]:
         """Answer a batch and return its line. Raises: CardError."""
         llm = self._llm(judge)
-        prompts = [encode_chat(self.tokenizer, [{"role": "user", "content": item.prompt}]) for item in batch.items]
+        prompts = [encode_chat(self.tokenizer, [{"role": "user", "content": one.prompt}]) for one in batch.problems]
         started = time.perf_counter()
         outputs = llm.generate(prompts, self._params)
         seconds = time.perf_counter() - started
-        items = [_item(item, output) for item, output in zip(batch.items, outputs, strict=True)]
+        items = [_item(problem, output) for problem, output in zip(batch.problems, outputs, strict=True)]
         line = {"benchmark": BENCHMARK, "data": batch.data, "judge": judge, "exact": llm.is_exact, "first": batch.first}
         return {**line, "seconds": round(seconds, 2), "items": items}
 
@@ -112,14 +139,14 @@ class Pair:
         return self._llms[judge]
 
 
-def _item(item: Item, output: Any) -> dict[str, Any]:
+def _item(problem: Problem, output: Any) -> dict[str, Any]:
     if output.error is not None:
         raise output.error
     answer, stats = output.outputs[0], output.stats
-    number = final_number(answer.text)
+    found = problem.found_in(answer.text)
     return {
-        "found": None if number is None else f"{number.normalize():f}",
-        "is_solved": number == item.answer,
+        "found": found,
+        "is_solved": found == problem.wanted,
         "tokens": len(answer.token_ids),
         "finish": answer.finish_reason,
         "passes": stats.target_passes,
@@ -142,7 +169,7 @@ class JudgeRow:
     num_tokens: int
     num_cut_off: int
     solved: Share
-    same: Share  # of texts that end as those of exact decoding
+    same: Share  # of texts with the result of exact decoding
 
 
 def summarise(lines: Sequence[dict[str, Any]]) -> Iterator[JudgeRow]:

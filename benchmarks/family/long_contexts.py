@@ -1,12 +1,13 @@
 """What does a target that drafts for itself read in long contexts, alone and in batches? Bytes and counts.
 
-A prompt is worked problems in GSM8K's form, as many as fit, and a question; no chat template. Each line has the counts
-of some requests at once, and the seconds in which they decode together, which tell something on a quiet machine alone.
-With several at once a line holds what that batch did; `--table` also computes batches from a line of one request, since
-acceptance is the same: all passes read the weights once, and each request its own KV rows.
+A prompt is worked problems in GSM8K's form, as many as fit, and a question; no chat template. Prompts have the same
+problems, which are read once, and each has a question and KV rows of its own. Each line has the counts of some requests
+at once, and their rounds, each of which reads the weights once. --timed, on a quiet machine, adds the seconds in which
+they decode together. Where a batch was not run, `--table` computes it from the line of one request, as
+acceptance does not depend on others: all passes share the weights, and each request reads its own KV rows.
 
     python benchmarks/family/long_contexts.py --target qwen-0.5b.gguf --problems gsm8k_train.jsonl \
-        --lengths 4096,16384 --at-once 1,4,16 --out long_contexts.jsonl
+        --methods vanilla,sparsespec,suffix --lengths 4096,16384 --at-once 1,4,16 --timed --out long_contexts.jsonl
     python benchmarks/family/long_contexts.py --table long_contexts.jsonl
 """
 
@@ -30,6 +31,7 @@ from card.config import SamplingParams
 from card.engine.metrics import RequestStats
 
 BENCHMARK = "long_contexts"
+PLAIN = "vanilla"
 BATCHES = (1, 4, 16)
 METHODS = ("sparsespec", "specpv@quest:0.125:512", "specpv/partial@quest:0.125:512", "suffix")
 COUNTS = (
@@ -53,20 +55,17 @@ def weight_bytes(path: Path) -> int:
 
 
 def prompts_of(llm: LLM, problems: Path, length: int, count: int) -> list[list[int]]:
-    """Return prompts of at most ``length`` tokens: worked problems, no prompt's those of another, then a question."""
+    """Return prompts of at most ``length`` tokens: the same worked problems in each, then a question of its own."""
     rows = [json.loads(line) for line in problems.read_text("utf-8").splitlines() if line.strip()]
-    blocks = iter(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in rows[count:])
-    made = []
-    for row in rows[:count]:
-        end = llm.host.tokenizer.encode(f"Question: {row['question']}\nAnswer:")
-        text: list[int] = []
-        for block in blocks:
-            ids = llm.host.tokenizer.encode(block)
-            if len(text) + len(ids) + len(end) > length:
-                break
-            text += ids
-        made.append([*text, *end])
-    return made
+    encode = llm.host.tokenizer.encode
+    ends = [encode(f"Question: {row['question']}\nAnswer:") for row in rows[:count]]
+    longest, text = max(map(len, ends)), list[int]()
+    for row in rows[count:]:
+        ids = encode(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n")
+        if len(text) + len(ids) + longest > length:
+            break
+        text += ids
+    return [[*text, *end] for end in ends]
 
 
 def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -84,7 +83,10 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for count in numbers(args.at_once):
                     llm.reset_prefix_cache()
                     started = time.process_time()
-                    outputs = llm.generate(prompts_of(llm, args.problems, length, count), params)
+                    prompts = prompts_of(llm, args.problems, length, count)
+                    llm.generate(prompts[:1], params.replace(max_tokens=1))
+                    before = llm.stats().rounds
+                    outputs = llm.generate(prompts, params)
                     if failed := [one.error for one in outputs if one.error is not None]:
                         raise failed[0]
                     facts = {"benchmark": BENCHMARK, "target": args.target, "weight_bytes": weights}
@@ -98,8 +100,9 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     yield {
                         **facts,
                         "at_once": count,
+                        "rounds": llm.stats().rounds - before,
                         **counted,
-                        "decode_s": round(max(one.stats.decode_s for one in outputs), 2),
+                        **({"decode_s": round(max(one.stats.decode_s for one in outputs), 2)} if args.timed else {}),
                         "cpu_s": round(time.process_time() - started, 1),
                         **describe_run(),
                     }
@@ -110,40 +113,66 @@ def _counts(stats: Sequence[RequestStats]) -> dict[str, Any]:
     return {name: getattr(total, name) for name in COUNTS}
 
 
-def megabytes_a_token(line: dict[str, Any], batch: int) -> tuple[float, float]:
-    """Return the megabytes that a token costs in a batch, by this method and by plain decoding.
+def megabytes_a_token(line: dict[str, Any], batch: int) -> float:
+    """Return the megabytes that a token costs in a batch, of weights and KV rows.
 
     Args:
-        line: of one request.
+        line: of a batch of this size, or of one request.
     """
-    tokens = line["num_new_tokens"] - 1
-    rows = line["num_prompt_tokens"] + tokens / 2  # of a pass, in the mean
+    at_once = line["at_once"]
+    tokens = line["num_new_tokens"] - at_once
     passes = line["target_passes"] + line["self_draft_passes"]
-    own = line["draft_kv_bytes"] + line["verify_kv_bytes"] or line["target_passes"] * rows * line["row_bytes"]
-    weights = line["weight_bytes"] / batch
-    return (passes * weights + own) / tokens / 1e6, (weights + rows * line["row_bytes"]) / 1e6
+    passes = line["rounds"] if at_once == batch > 1 else passes * at_once / batch
+    return (passes * line["weight_bytes"] + _row_bytes(line, tokens)) / tokens / 1e6
+
+
+def _row_bytes(line: dict[str, Any], tokens: int) -> float:
+    """Return the bytes of KV rows that all requests of a line read."""
+    if own := line["draft_kv_bytes"] + line["verify_kv_bytes"]:
+        return float(own)
+    rows = (line["num_prompt_tokens"] + tokens / 2) / line["at_once"]  # of a pass, in the mean
+    return float(line["target_passes"] * rows * line["row_bytes"])
+
+
+def plain_line(line: dict[str, Any]) -> dict[str, Any]:
+    """Return what plain decoding counts for the text of a line of one request."""
+    counts = {"target_passes": line["num_new_tokens"] - 1, "verified_tokens": 0, "accepted_tokens": 0}
+    blank = dict.fromkeys(("self_draft_passes", "draft_kv_bytes", "verify_kv_bytes"), 0)
+    return {**{name: value for name, value in line.items() if name != "decode_s"}, "method": PLAIN, **counts, **blank}
 
 
 def rows_of(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the cells of the table, plain decoding's first for each target and context."""
-    rows: list[list[str]] = []
-    for line in (one for one in lines if one["at_once"] == 1):
-        context = f"{Path(line['target']).stem}, {line['length']:,}"
-        pairs = [megabytes_a_token(line, batch) for batch in BATCHES]
-        if not rows or rows[-1][0] != context:
-            rows.append([context, "plain", "–", "1.00", *(f"{plain:.0f} MB" for _, plain in pairs), "–"])
-        accepted = f"{line['accepted_tokens'] / max(line['verified_tokens'], 1):.0%}".replace("%", " %")
-        a_pass = f"{(line['num_new_tokens'] - 1) / line['target_passes']:.2f}"
-        cells = [f"{own:.0f} MB, {plain / own:.2f}" for own, plain in pairs]
-        rows.append([context, f"`{line['method']}`", accepted, a_pass, *cells, _speeds(line, lines)])
+    by_context: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for line in lines:
+        by_context.setdefault((line["target"], line["length"]), []).append(line)
+    rows = []
+    for (target, length), all_of in by_context.items():
+        singles = {line["method"]: line for line in all_of if line["at_once"] == 1}
+        methods = [method for method in singles if method != PLAIN]
+        singles.setdefault(PLAIN, plain_line(next(iter(singles.values()))))
+        runs = {(line["method"], line["at_once"]): line for line in all_of}
+        plain = [megabytes_a_token(runs.get((PLAIN, batch), singles[PLAIN]), batch) for batch in BATCHES]
+        for method in (PLAIN, *methods):
+            one, cells = singles[method], []
+            for batch, of_plain in zip(BATCHES, plain, strict=True):
+                own = megabytes_a_token(runs.get((method, batch), one), batch)
+                mark = "" if (method, batch) in runs else "≈ "
+                cells.append(f"{mark}{own:.0f} MB" + ("" if method == PLAIN else f", {of_plain / own:.2f}"))
+            accepted = f"{one['accepted_tokens'] / max(one['verified_tokens'], 1):.0%}".replace("%", " %")
+            a_pass = f"{(one['num_new_tokens'] - 1) / one['target_passes']:.2f}"
+            named = ["plain", "–", a_pass] if method == PLAIN else [f"`{method}`", accepted, a_pass]
+            rows.append([f"{Path(target).stem}, {length:,}", *named, *cells, _speeds(one, all_of)])
     return rows
 
 
 def _speeds(line: dict[str, Any], lines: Sequence[dict[str, Any]]) -> str:
     """Return the tokens a second of each measured number of requests at once, all together; – without seconds."""
-    alike = [one for one in lines if all(one[name] == line[name] for name in ("target", "length", "method"))]
-    timed = sorted((one for one in alike if "decode_s" in one), key=lambda one: one["at_once"])
-    speeds = [(one["num_new_tokens"] - one["at_once"]) / one["decode_s"] for one in timed]
+    alike = [one for one in lines if one["method"] == line["method"] and "decode_s" in one]
+    speeds = [
+        (one["num_new_tokens"] - one["at_once"]) / one["decode_s"]
+        for one in sorted(alike, key=lambda one: one["at_once"])
+    ]
     return ", ".join(f"{speed:.1f}" for speed in speeds) or "–"
 
 
@@ -157,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", default="1", help="requests at once (default: %(default)s)")
     parser.add_argument("--methods", default=",".join(METHODS), help="METHOD/JUDGE@SELECTION, the latter two if wanted")
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--timed", action="store_true", help="the machine is quiet: write the seconds, too")
     parser.add_argument("--out", type=Path, help="JSON lines are appended to it")
     args = parser.parse_args(argv)
     if args.table is None:

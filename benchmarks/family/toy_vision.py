@@ -1,7 +1,7 @@
 """Make a toy pair that speaks of pictures: a LLaVA-like target and two text drafts, trained here on drawn shapes.
 
 python benchmarks/family/toy_vision.py OUT
-card train hivis --target OUT/target --data OUT/talks.jsonl --out OUT/drafter.safetensors --max-tokens 64
+card train hivis --target OUT/target --data OUT/talks.jsonl --out OUT/drafter --max-tokens 64
 
 Pictures show a few equal shapes; captions come of templates, so most of their words follow from the words before. One
 draft learns captions alone, as a text model does; the other learns them behind the places of an image. Questions about

@@ -20,8 +20,7 @@ from card.tools.bench.datasets import Dataset, DatasetQuestion, parse_spec, read
 from card.tools.planner.profile import Overheads, Profile
 from card.tools.planner.recording import Recording
 from card.tools.planner.replay import PassSize, ReplayedModel, Role
-from card.tools.planner.replayed_texts import ReplayedTexts
-from card.tools.planner.scene import TextEnd
+from card.tools.planner.replayed_texts import ReplayedTexts, TextEnd
 
 _MAX_MODEL_LEN = 1024
 _SPARE_ROWS = 64

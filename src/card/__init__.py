@@ -14,39 +14,53 @@ if TYPE_CHECKING:
     from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
     from card.config import DraftSettings, Grammar, SamplingParams
     from card.config.keywords import LLMSettings
-    from card.engine.metrics import EngineStats
+    from card.engine.metrics import EngineStats, RequestStats
     from card.errors import CardError
+    from card.text.parts.pieces import CallArguments, CallBegun, Content, Thoughts
+    from card.tree.sampling import TokenLogprobs
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "CallArguments",
+    "CallBegun",
     "CardError",
     "CompletionOutput",
+    "Content",
     "DraftSettings",
     "EngineStats",
     "Grammar",
     "LLMSettings",
     "RequestOutput",
+    "RequestStats",
     "SamplingParams",
     "StreamChunk",
+    "Thoughts",
+    "TokenLogprobs",
     "__version__",
     "hf",
 ]
 
 MODULE_OF = {
     "AsyncLLM": "card.api.async_llm",
+    "CallArguments": "card.text.parts.pieces",
+    "CallBegun": "card.text.parts.pieces",
     "CardError": "card.errors",
     "CompletionOutput": "card.api.outputs",
+    "Content": "card.text.parts.pieces",
     "DraftSettings": "card.config.drafting",
     "EngineStats": "card.engine.metrics",
     "Grammar": "card.config.sampling",
     "LLM": "card.api.llm",
     "LLMSettings": "card.config.keywords",
     "RequestOutput": "card.api.outputs",
+    "RequestStats": "card.engine.metrics",
     "SamplingParams": "card.config.sampling",
     "StreamChunk": "card.api.outputs",
+    "Thoughts": "card.text.parts.pieces",
+    "TokenLogprobs": "card.tree.sampling",
 }
 
 ON_WINDOWS = (

@@ -14,13 +14,14 @@ client = anthropic.Anthropic(base_url=url, auth_token="none", max_retries=0, tim
 schema = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 tool = {"name": "Bash", "description": "Runs a command of the shell.", "input_schema": schema}
 turns = [{"role": "user", "content": task}]
-commands = []
+commands, thoughts = [], []
 for _ in range(MOST_TURNS):
     counted = client.messages.count_tokens(model="card", messages=turns, tools=[tool])
     with client.messages.stream(model="card", max_tokens=300, messages=turns, tools=[tool]) as stream:
         pieces = list(stream.text_stream)
         answer = stream.get_final_message()
     assert counted.input_tokens == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
+    thoughts += [block.thinking.strip() for block in answer.content if block.type == "thinking"]
     calls = [block for block in answer.content if block.type == "tool_use"]
     if not calls:
         break
@@ -38,4 +39,4 @@ for _ in range(MOST_TURNS):
         )
         results.append({"type": "tool_result", "tool_use_id": call.id, "content": done.stdout})
     turns += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
-print(json.dumps({"commands": commands, "text": "".join(pieces), "reason": answer.stop_reason}))
+print(json.dumps({"commands": commands, "thoughts": thoughts, "text": "".join(pieces), "reason": answer.stop_reason}))

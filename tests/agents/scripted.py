@@ -1,4 +1,5 @@
-"""A model that works as coding agents ask it to: it lists a file, edits it and runs a test, by each agent's own tool.
+"""A model that works as coding agents ask it to: it lists a file, edits it and runs a test, by each agent's own tool,
+and thinks before each step.
 
 Real weights whose last token decides. The chat template finds out which agent asks, by the tools that it offers, and
 how far its work is, by what its commands have written.
@@ -14,6 +15,7 @@ from typing import Any
 from tests.server.scripted import Scripted, scripted_bytes
 
 TASK = "begin-work"  # what the user asks for
+THOUGHTS = "What comes next?"  # before each step
 DONE = ("All is", " well.")
 MOST_TOKENS = 131_072
 EDIT = f"""calc.py
@@ -39,7 +41,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(  # by what has been written befo
         "tested-it": "",
     }
 )
-_TEMPLATE = """{#- <tool_call> </tool_call> -#}
+_TEMPLATE = """{#- <think> </think> <tool_call> </tool_call> -#}
 {%- set found = namespace(tool='', step='') -%}
 {%- for tool in tools or [] if tool.function.name in TOOLS -%}{%- set found.tool = tool.function.name -%}{%- endfor -%}
 {%- for step in STEPS -%}
@@ -61,10 +63,11 @@ def working_model() -> Scripted:
         for step, command in COMMANDS.items():
             call = json.dumps({"name": tool, "arguments": {name: command, **others}})
             end = "\n" * (num_calls + 1) + "</tool_call>"  # another token in each script
+            thoughts = f"<think>{THOUGHTS}{' ' * num_calls}</think>\n"
             spoken = (
-                [f"<tool_call>\n{call}", end]
+                [thoughts, f"<tool_call>\n{call}", end]
                 if command
-                else [f"{DONE[0]}{' ' * num_calls}", DONE[1] + "\n" * num_calls]
+                else [thoughts, f"{DONE[0]}{' ' * num_calls}", DONE[1] + "\n" * num_calls]
             )
             scripts[f"{tool} {step}"] = spoken
             num_calls += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.scripted import TASK, working_model
+from tests.agents.scripted import TASK, THOUGHTS, working_model
 from tests.server.running import Command, command
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
@@ -110,5 +110,6 @@ def test_aider_edits_a_file_and_runs_its_test(server: Command, repository: Path)
 def test_anthropics_client_works_until_nothing_is_called(server: Command, repository: Path) -> None:
     told = json.loads(run(repository, f"python '{FOLDER / 'anthropic_client.py'}' {server.url} {TASK}"))
     assert [one.partition(" && ")[0] for one in told["commands"]] == STEPS
+    assert told["thoughts"] == [THOUGHTS] * 4, "each turn sends back those before it"
     assert told["text"].startswith("All is") and told["reason"] == "end_turn"
     check(server, repository, told["text"], "/v1/messages")

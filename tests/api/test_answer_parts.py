@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
+import re
 from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from card.api.answer_stream import AnswerStream
 from card.api.llm import LLM
@@ -19,10 +26,12 @@ from card.models.loading import load_tokenizer
 from card.text.chat_template import render_chat
 from card.text.parts.formats import FORMATS
 from card.text.parts.leads import Lead, put_behind
-from card.text.parts.pieces import Content, Thoughts
-from card.text.parts.view import ModelAnswers
+from card.text.parts.pieces import Content, Said, Thoughts
+from card.text.parts.view import ModelAnswers, texts_of
 from card.text.template_files import with_templates
 from tests.server.scripted import scripted_bytes
+from tests.text.parts.test_answers_of_families import ANSWERS, OPENED, TOOLS
+from tests.tokenizer_kinds import byte_level
 
 pytestmark = pytest.mark.timeout(240)
 PROMPTS = ["A farmer has 12 cows.", "Anna buys 3 apples", "Dan has $40.", "There are 7 birds"]
@@ -40,7 +49,7 @@ def test_texts_with_thoughts_and_a_grammar_behind_them_are_those_of_plain_decodi
     schema = Grammar("json_schema", '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}')
     grammar = put_behind(Lead(form, ids, "thoughts", budget=9), schema)
     params = [
-        SamplingParams(max_tokens=48, temperature=temperature, seed=seed, grammar=grammar)
+        SamplingParams(max_tokens=24, temperature=temperature, seed=seed, grammar=grammar)
         for seed, temperature in enumerate([0.0, 0.0, 1.0, 1.0])
     ]
     with LLM("demo-target", dtype="float32", method="vanilla", max_num_seqs=1) as llm:
@@ -65,6 +74,17 @@ def test_a_view_changes_no_token_and_a_mark_that_is_spelled_out_is_none() -> Non
     assert "".join(one.text for one in pieces if isinstance(one, Thoughts)) == "I quote <think> and </think>."
     assert "".join(one.text for one in pieces if isinstance(one, Content)) == "Yes."
     assert sum(sum(chunk.thinks) for chunk in chunks) == 6
+
+
+def test_calls_of_the_given_tools_are_pieces_of_a_stream() -> None:
+    call = '<tool_call>{"name": "rm", "arguments": {"p": "/"}}</tool_call>'
+    model = scripted_bytes({"say": ["Well", call]}, "{# </think> tools <tool_call> #}{{ messages[-1].content }}")
+    asked, tools = [{"role": "user", "content": "say"}], [{"type": "function", "function": {"name": "rm"}}]
+    params = SamplingParams(max_tokens=30, temperature=0.0)
+    with LLM(model.model, tokenizer=model.tokenizer, method="vanilla") as llm:
+        for given, said in ((tools, Said("Well", "", [("rm", '{"p": "/"}')])), (None, Said("Well" + call))):
+            chunks = list(llm.stream(asked, params, tools=given, reads_parts=True))
+            assert Said.by(piece for chunk in chunks for piece in chunk.pieces) == said
 
 
 def test_an_unknown_format_is_one_line_with_the_list() -> None:
@@ -122,6 +142,75 @@ def thinking() -> Iterator[LLM]:
     )
     with LLM(model.model, tokenizer=model.tokenizer, method="vanilla") as llm:
         yield llm
+
+
+def test_a_stop_string_that_is_the_mark_of_a_part_ends_no_answer() -> None:
+    model = scripted_bytes(
+        {"say": ["<think>", "So", "</think>", "Yes", "."]},
+        "{# </think> #}{{ messages[-1].content }}",
+        ("<think>", "</think>"),
+    )
+    params = SamplingParams(max_tokens=30, temperature=0.0, stop=("</think>", "<think>"))
+    with LLM(model.model, tokenizer=model.tokenizer, method="vanilla") as llm:
+        chunks = list(llm.stream([{"role": "user", "content": "say"}], params, reads_parts=True))
+    assert "".join(chunk.text for chunk in chunks) == "Yes."
+
+
+@functools.cache
+def marked(form: str) -> tuple[Any, ModelAnswers, list[str]]:
+    """Return a tokenizer of bytes whose added tokens are a format's marks, its answers, and the marks."""
+    marks = sorted(
+        {mark.strip() for text in texts_of(FORMATS[form]) for mark in re.findall(r"[<\[][^<\[\s]+[>\]]", text)}
+    )
+    tokenizer = byte_level()
+    core = tokenizer.backend_tokenizer
+    assert core is not None
+    core.add_tokens([AddedToken(mark, special=idx % 2 == 0, normalized=False) for idx, mark in enumerate(marks)])
+    return tokenizer, ModelAnswers(tokenizer, form), marks
+
+
+@pytest.mark.parametrize(("form", "text"), OPENED)
+def test_a_mark_within_an_argument_is_its_name(form: str, text: str) -> None:
+    tokenizer, answers, marks = marked(form)
+    view = answers.view([5], TOOLS)
+    for mark in marks:
+        stream = AnswerStream(tokenizer, view, after=[5])
+        ids = tokenizer.encode(f"{text}a {mark} b", add_special_tokens=False)
+        ((name, arguments),) = Said.by(stream.take(ids, is_end=True).pieces).calls
+        assert name == "rm" and arguments.startswith('{"p": "a')
+        arguments.encode()
+        if mark in view.names.values() and arguments.endswith(" b"):  # others end the argument
+            assert json.loads(arguments + '"}') == {"p": f"a {mark} b"}
+
+
+@given(
+    form=st.sampled_from(sorted(FORMATS)),
+    picks=st.lists(st.integers(0, 99), max_size=10),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8),
+    stop=st.sampled_from([(), ("\n",), ("rm", "}")]),
+)
+def test_tokens_make_the_same_parts_whatever_comes_together_and_no_mark_becomes_an_odd_character(
+    form: str, picks: list[int], sizes: list[int], stop: tuple[str, ...]
+) -> None:
+    tokenizer, answers, marks = marked(form)
+    whole = [text for name, _, text, _ in ANSWERS if name == form]
+    texts = [*whole, *(text[: len(text) // 2] for text in whole), *marks, *marks, "\n", " ", "x", '"', "}", "\u6587"]
+    ids = tokenizer.encode("".join(texts[pick % len(texts)] for pick in picks), add_special_tokens=False)
+
+    def taken(steps: Iterator[int]) -> AnswerText:
+        stream, place, found = AnswerStream(tokenizer, answers.view([5], TOOLS), stop, after=[5]), 0, AnswerText()
+        read = ids[: 1 + next((idx for idx, one in enumerate(ids) if stream.feed(one)), len(ids))] if stop else ids
+        while place < len(read):
+            step = next(steps)
+            found += stream.take(read[place : place + step], is_end=False)
+            place += step
+        return found + stream.take([], is_end=True)
+
+    at_once, apart = taken(itertools.repeat(len(ids) + 1)), taken(itertools.cycle(sizes))
+    assert (at_once.text, at_once.thinks) == (apart.text, apart.thinks)
+    said = Said.by(at_once.pieces)
+    assert said == Said.by(apart.pieces) and said.content == at_once.text
+    "".join([said.content, said.thoughts, *itertools.chain(*said.calls)]).encode()
 
 
 def test_stop_strings_end_the_content_at_their_token(thinking: LLM) -> None:

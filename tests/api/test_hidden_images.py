@@ -63,16 +63,20 @@ def plain(folders: Folders) -> Callable[[str], list[Any]]:
     return texts
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("sps", {"placement": "inline"}),
-        ("card", {"placement": "inline", "verify": "tree"}),
-        ("card", {"placement": "thread", "writers": ("beam", "suffix", "lookup")}),
-        ("card", {"placement": "inline", "hide_images": False}),
-    ],
+SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("sps", {"placement": "inline"}),
+    ("card", {"placement": "inline", "verify": "tree"}),
+    ("card", {"placement": "thread", "writers": ("beam", "suffix", "lookup")}),
+    ("card", {"placement": "inline", "hide_images": False}),
 )
+CELLS = [  # `make test` takes each setting with one family
+    pytest.param(family, *one, marks=() if (idx + place) % 2 == 0 else pytest.mark.slow)
+    for idx, family in enumerate(("llava", "qwen2_vl"))
+    for place, one in enumerate(SETTINGS)
+]
+
+
+@pytest.mark.parametrize(("family", "method", "settings"), CELLS)
 def test_the_text_is_that_of_plain_decoding_with_images_hidden_or_not(folders, plain, family, method, settings):
     with opened(folders, family, method, **settings) as llm:
         results = answers(llm)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.machine_code import lent
 from tests.pair import Pair, own_tokenizer
 
 pytestmark = pytest.mark.timeout(240)
@@ -69,8 +70,16 @@ runpy.run_module("card", run_name="__main__")
 
 
 def test_two_servers_are_measured_on_the_same_day(
-    agents: ModuleType, pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    agents: ModuleType,
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    serving = agents.served.serving
+    monkeypatch.setattr(
+        agents.served, "serving", lambda command, cache: serving(command, lent(Path(cache, "card")).parent)
+    )
     peer, out = tmp_path / "llama-server", tmp_path / "agents.jsonl"
     peer.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$0.py" "$@"\n')
     Path(f"{peer}.py").write_text(PEER)

@@ -24,7 +24,7 @@ def test_samples_are_the_same_for_a_seed_and_every_word_is_a_token(bench):
 def test_a_run_has_a_line_for_each_row_with_its_prompt_lengths(bench, tmp_path, capfd):
     sizes = ["--steps", "1", "--draft-steps", "1", "--talks", "4"]
     bench["toy_vision"].main([str(tmp_path), *sizes], standalone_mode=False)
-    talks, drafter = str(tmp_path / "talks.jsonl"), str(tmp_path / "drafter.safetensors")
+    talks, drafter = str(tmp_path / "talks.jsonl"), str(tmp_path / "drafter")
     of = ["--target", str(tmp_path / "target"), "--data", talks, "--out", drafter]
     assert run_command(capfd, "train", "hivis", *of, "--max-tokens", "6", "--epochs", "1").status == 0
     out = tmp_path / "out.jsonl"

@@ -26,18 +26,26 @@ LINE = {
 
 def test_a_batch_shares_the_weights_of_every_pass_and_no_rows(bench):
     megabytes = bench["long_contexts"].megabytes_a_token
-    assert megabytes(LINE, 1) == pytest.approx((10 * 4.0 / 10 + 0.5, 4.0 + 1.0))
-    assert megabytes(LINE, 4) == pytest.approx((10 * 1.0 / 10 + 0.5, 1.0 + 1.0))
+    plain = bench["long_contexts"].plain_line(LINE)
+    assert (megabytes(LINE, 1), megabytes(plain, 1)) == pytest.approx((10 * 4.0 / 10 + 0.5, 4.0 + 1.0))
+    assert (megabytes(LINE, 4), megabytes(plain, 4)) == pytest.approx((10 * 1.0 / 10 + 0.5, 1.0 + 1.0))
+
+
+def test_a_batch_that_ran_read_the_weights_once_in_each_of_its_rounds(bench):
+    many = {**LINE, "at_once": 4, "num_new_tokens": 44, "rounds": 20}
+    assert bench["long_contexts"].megabytes_a_token(many, 4) == pytest.approx(20 * 4.0 / 40 + 5.0 / 40)
+    plain, row = bench["long_contexts"].rows_of([LINE, many])
+    assert plain[4:7] == ["≈ 5 MB", "≈ 2 MB", "≈ 1 MB"] and row[5] == "2 MB, 0.94" and row[6].startswith("≈ ")
 
 
 def test_a_method_without_drafts_of_its_own_reads_all_rows_in_each_of_its_passes(bench):
     copied = {**LINE, "self_draft_passes": 0, "draft_kv_bytes": 0, "verify_kv_bytes": 0}
-    assert bench["long_contexts"].megabytes_a_token(copied, 1)[0] == pytest.approx(4 * (4.0 + 1.0) / 10)
+    assert bench["long_contexts"].megabytes_a_token(copied, 1) == pytest.approx(4 * (4.0 + 1.0) / 10)
 
 
 def test_speeds_are_those_of_all_requests_together_where_they_were_timed(bench):
     timed = {**LINE, "decode_s": 2.0}
-    many = {**timed, "at_once": 4, "num_new_tokens": 44}
+    many = {**timed, "at_once": 4, "num_new_tokens": 44, "rounds": 20}
     assert bench["long_contexts"].rows_of([many, timed])[1][-1] == "5.0, 20.0"
     assert bench["long_contexts"].rows_of([LINE])[1][-1] == "–"
 

@@ -360,26 +360,38 @@ def _seconds(line: Mapping[str, Any]) -> str:
 SPECBRANCH = "src/card/family/specbranch/README.md"
 
 
+PAIRS = {
+    "demo-questions.rec": "demo pair",
+    "demo-two-bits.rec": "its draft in two bits",
+    "qwen.rec": "Qwen2.5-Coder 1.5 B and 0.5 B",
+    "qwen-two-bits.rec": "the 0.5 B in two bits",
+}  # by recording
+
+
 def test_the_tables_of_rollbacks_are_those_of_their_lines() -> None:
     lines = lines_of(RESULTS / "rollback.jsonl")
-    told = []
-    for name, recording in (
-        ("demo pair", "demo-questions.rec"),
-        ("its draft in two bits", "demo-two-bits.rec"),
-        ("Qwen2.5-Coder 1.5 B, 0.5 B in two bits", "qwen-two-bits.rec"),
-    ):
-        found = [line for line in lines if line.get("recording") == recording]
+    told: list[list[str]] = []
+    foreseen: list[list[str]] = []
+    for recording, name in PAIRS.items():
+        found = [line for line in lines if line["recording"] == recording]
+        agreement = f"{100 * found[0]['agreement']:.0f} %"
         for length in (2, 4, 7):
-            cells = {one["branch_below"]: _rollback(one) for one in found if one["num_speculative_tokens"] == length}
-            agreement = f"{100 * found[0]['agreement']:.0f} %"
+            alike = [line for line in found if line["num_speculative_tokens"] == length]
+            cells = {line["branch_below"]: _rollback(line) for line in alike if line["hrad"] == "off"}
             told.append([name, agreement, str(length), *(cells[below] for below in (None, 0.7, 0.97))])
+            if "perfect" in (uses := {line["hrad"]: _drafted(line) for line in alike if line["branch_below"] == 0.7}):
+                (pearl,) = {_drafted(line) for line in alike if line["method"] == "pearl"}
+                names = ("off", "evidence", "obeyed", "perfect")
+                foreseen.append([name, pearl, *(uses.get(use, "–") for use in names)])
     heading = "| pair | agreement | K | `pearl` | `specbranch` | `--branch-below 0.97` |"
     assert rows_of(SPECBRANCH, heading) == told
-    told = []
-    for name, draft in (("demo draft", "demo-draft"), ("the same in two bits", "demo-draft-two-bits")):
-        told.append([name, *(_rollback(line) for line in lines if line.get("draft") == draft)])
-    heading = "| draft | `pearl` | `specbranch` | H-RAD as evidence | H-RAD obeyed |"
-    assert rows_of(SPECBRANCH, heading) == told
+    heading = "| pair, K = 4 | `pearl` | `specbranch` | H-RAD as evidence | obeyed | perfect, obeyed |"
+    assert rows_of(SPECBRANCH, heading) == foreseen
+
+
+def _drafted(line: Mapping[str, Any]) -> str:
+    drafted = line["drafter_dropped_nodes"] + line["accepted_tokens"]
+    return f"{_rollback(line)}, {drafted / line['tokens']:.2f}"
 
 
 def _rollback(line: Mapping[str, Any]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import gzip
 
 import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from card.tools.planner.recording import save_recording
+from card.engine.metrics import RequestStats
+from card.tools.planner.recording import load_recording, rows_of, save_recording
 from card.tools.planner.synthetic import make_synthetic
-from tests.benchmarks.scripts import lines_of
+from tests.benchmarks.scripts import BENCHMARKS, lines_of
 
 
 def test_groups_have_four_levels_and_blocks_of_a_gguf_file_hold_them_exactly(bench):
@@ -23,26 +24,24 @@ def test_groups_have_four_levels_and_blocks_of_a_gguf_file_hold_them_exactly(ben
     assert np.square(held - weight).sum() < 0.15 * np.square(weight).sum(), "levels lie where the weights are"
 
 
-def test_a_replay_has_a_line_for_each_recording_length_and_method_and_counts_the_same_again(bench, tmp_path):
+@pytest.fixture
+def recording(tmp_path):
     path = tmp_path / "made-up.rec"
     save_recording(make_synthetic(0.6, num_texts=2, num_tokens=24), path)
-    counts = []
+    return path
+
+
+def lines_by(bench, out, *asked):
+    """Run the script and return its lines."""
+    arguments = [*asked, "--lengths", "2", "--out", str(out)]
+    assert CliRunner().invoke(bench["rollback"].main, arguments, catch_exceptions=False).exit_code == 0
+    return lines_of(out)
+
+
+def test_a_replay_has_a_line_for_each_recording_length_and_method_and_counts_the_same_again(bench, recording, tmp_path):
+    asked, counts = ["--recording", str(recording), "--branch-below", "0.7", "--branch-below", "1"], []
     for name in ("one", "two"):
-        asked = [
-            "replay",
-            "--recording",
-            str(path),
-            "--lengths",
-            "2",
-            "--branch-below",
-            "0.7",
-            "--branch-below",
-            "1",
-            "--out",
-            str(tmp_path / name),
-        ]
-        assert CliRunner().invoke(bench["rollback"].main, asked, catch_exceptions=False).exit_code == 0
-        lines = lines_of(tmp_path / name)
+        lines = lines_by(bench, tmp_path / name, *asked)
         assert [(line["method"], line["num_speculative_tokens"], line["branch_below"]) for line in lines] == [
             ("pearl", 2, None),
             ("specbranch", 2, 0.7),
@@ -53,22 +52,55 @@ def test_a_replay_has_a_line_for_each_recording_length_and_method_and_counts_the
     assert counts[0] == counts[1]
 
 
+def test_what_a_predictor_says_after_each_token_is_what_branches(bench, recording):
+    replay = bench["rollback"].Replay(load_recording(recording))
+
+    def counts(below, told=None):
+        total = RequestStats.joined(replay.run("specbranch", 4, below, told))
+        return [getattr(total, name) for name in bench["rollback"].COUNTS]
+
+    usual = counts(0.7)
+    assert counts(0.7, [[0.7] * 24] * 2) == usual, "what is told is what is set"
+    often, seldom = counts(0.7, [[0.99] * 24] * 2), counts(0.7, [[0.01] * 24] * 2)
+    rolled_back = bench["rollback"].COUNTS.index("rolled_back_tokens")
+    assert often[rolled_back] < usual[rolled_back] < seldom[rolled_back]
+    assert counts(0.7, [[0.99] * 24, [0.01] * 24]) not in (often, seldom), "each text has its own"
+
+
+def test_a_perfect_predictor_knows_how_many_of_the_next_drafts_are_accepted(bench, recording):
+    made = load_recording(recording)
+    (told, _), text = bench["rollback"].perfect_of(made, 2, 0.7), made.texts[0]
+    firsts = rows_of(made, text).draft_ids[:, 0].tolist()
+    assert {0.0, 0.7, 1.0} == set(told[:-2])
+    for n, below in enumerate(told[:-2]):
+        is_right, is_next_right = (firsts[n + i] == text.token_ids[n + i] for i in (1, 2))
+        assert below == (1.0 if not is_right else 0.0 if is_next_right else 0.7)
+
+
 def test_figures_are_ratios_of_counts(bench):
     line = {"tokens": 100, "target_passes": 40, "rolled_back_tokens": 50, "accepted_tokens": 150, "drafter_passes": 120}
-    assert bench["rollback"].figures(line) == ["2.50", "0.50", "25 %", "1.20"]
+    assert bench["rollback"].figures({**line, "drafter_dropped_nodes": 60}) == ["2.50", "0.50", "2.10", "1.20"]
 
 
 @pytest.mark.timeout(240)
 def test_h_rad_is_left_out_heard_and_obeyed(bench, tmp_path):
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
-    prompts.write_text(json.dumps({"question": "What is 2 and 3?"}))
-    asked = ["hrad", "--hrad", "demo", "--prompts", str(prompts), "--max-tokens", "6", "--out", str(out)]
-    assert CliRunner().invoke(bench["rollback"].main, asked, catch_exceptions=False).exit_code == 0
-    lines = lines_of(out)
+    """Its file is of a predictor whose evidence has no weight, so only the last line may differ."""
+    path = tmp_path / "demo.rec"
+    path.write_bytes(gzip.decompress((BENCHMARKS / "data" / "demo.rec.gz").read_bytes()))
+    uses = ["--target", "demo-target", "--hrad", "demo", "--perfect"]
+    lines = lines_by(bench, tmp_path / "out.jsonl", "--recording", str(path), *uses)
     assert [(line["method"], line["hrad"]) for line in lines] == [
-        ("pearl", "–"),
+        ("pearl", "off"),
         ("specbranch", "off"),
         ("specbranch", "evidence"),
         ("specbranch", "obeyed"),
+        ("specbranch", "perfect"),
     ]
-    assert all(line["tokens"] == 5 for line in lines)
+    _, off, evidence, obeyed, perfect = ([line[name] for name in bench["rollback"].COUNTS] for line in lines)
+    rolled_back = bench["rollback"].COUNTS.index("rolled_back_tokens")
+    assert off == evidence != obeyed and perfect[rolled_back] < off[rolled_back]
+
+
+def test_a_predictor_needs_the_target_that_it_reads(bench, recording):
+    ran = CliRunner().invoke(bench["rollback"].main, ["--recording", str(recording), "--hrad", "demo"])
+    assert ran.exit_code == 2 and "--hrad and --target go together" in ran.output

@@ -130,7 +130,7 @@ def leaves_nothing(alone: Alone, impatient: None) -> Iterator[None]:
     check_nothing_is_left(before)
 
 
-@sizes(300)
+@sizes(150)
 @pytest.mark.parametrize("drop", [pytest.param(0.0, id="disorder"), pytest.param(0.2, id="losses")])
 def test_a_failing_target_and_a_treacherous_drafter_change_no_text(num_requests, drop):
     rng = random.Random(1)

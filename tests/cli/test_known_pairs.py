@@ -161,7 +161,7 @@ def test_a_full_disk_and_a_dead_hub_are_one_line(asked: Hub, monkeypatch: pytest
 
 
 def test_one_command_chats_with_a_pair_of_the_table(hub: Hub, tmp_path: Path) -> None:
-    places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "kept")}
+    places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
     online = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
     words = ["chat", TARGET, "--dtype", "float32", "--max-tokens", "4", "--policy", "fixed", "--threads", "1"]
     done = subprocess.run(

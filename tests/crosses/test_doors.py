@@ -24,14 +24,26 @@ from tests.figures import check_figures
 
 pytestmark = pytest.mark.timeout(240)
 METHODS = all_methods()
-_TABLE = list(itertools.product(METHODS, DOORS, REQUESTS))
-# Each method with each door once, and with each kind of request; and each door with each kind.
+# Doors that hand all of a method to the same code, so that each method is tried by one of both.
+_TWINS = (("generate", "chat"), ("async_llm", "llm"))
+# Each method with each door but a twin once, and with each kind of request; and each door with each kind.
 _KINDS = list(REQUESTS)
 _ROWS = {
     (row, column): (method, door, _KINDS[(row + column) % len(_KINDS)])
     for (row, method), (column, door) in itertools.product(enumerate(METHODS), enumerate(DOORS))
 }
-COVER = set(_ROWS.values())
+_LEFT_OUT = {(row, twins[row % 2]) for row, twins in itertools.product(range(len(METHODS)), _TWINS)}
+COVER = {cell for (row, _), cell in _ROWS.items() if (row, cell[1]) not in _LEFT_OUT}
+
+
+def _depends_on_request(method: str, door: str, kind: str) -> bool:
+    """Whether this kind of request could fail alone: a refusal reads none, and `card bench` takes no penalties."""
+    is_refused = METHODS[method].needs_training or (METHODS[method].runs and door != "generate")
+    return not is_refused and (door, kind) != ("bench", "penalised")
+
+
+_CELLS = list(itertools.product(METHODS, DOORS, REQUESTS))
+_TABLE = [cell for cell in _CELLS if cell in COVER or _depends_on_request(*cell)]
 # Where the tests of the core run beside, without PyTorch: each method once, and all that is there with PyTorch alone.
 BESIDE_CORE = {
     cell for (row, column), cell in _ROWS.items() if column == row % len(DOORS) or METHODS[cell[0]].extra == "torch"
@@ -104,9 +116,11 @@ def test_every_writer_without_a_trained_part_has_rows_that_write_the_text_of_pla
     check_figures(answer.stats)
 
 
+_ALONE = [name for name, one in METHODS.items() if not (one.runs or one.needs_training)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", REQUESTS)
-@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not (one.runs or one.needs_training)])
+@pytest.mark.parametrize(("method", "kind"), list(zip(_ALONE, itertools.cycle(REQUESTS), strict=False)))
 def test_the_command_serve_runs_every_method(
     method: str, kind: str, plain: Plain, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +132,9 @@ def test_the_command_serve_runs_every_method(
 
 _LESSONS = [("Ann has 5 pens and buys 2 more. How many?", 7), ("Tom has 9 cows and sells 2. How many?", 7),
             ("Sue has 9 hats and sells 3. How many?", 6), ("Bob has 4 eggs and eats 1. How many?", 3)]  # fmt: skip
+_OF_TRAINED = [
+    (door, kind) for door, kind in itertools.product(DOORS, REQUESTS) if (door, kind) != ("bench", "penalised")
+]
 _TRAINED = [name for name, one in METHODS.items() if one.needs_training and find_spec("torch") is not None]
 
 
@@ -150,8 +167,7 @@ def train(lessons: Path) -> Callable[[Method], Setup]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", REQUESTS)
-@pytest.mark.parametrize("door", [*DOORS, serve.__name__])
+@pytest.mark.parametrize(("door", "kind"), [*_OF_TRAINED, (serve.__name__, "sampled")])
 @pytest.mark.parametrize("method", _TRAINED)
 def test_a_method_with_a_trained_part_writes_the_text_of_plain_decoding_by_every_door(
     method: str,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from card.cli.parts.options import DEMO_DRAFT, DEMO_TARGET
 from card.config.registry import all_methods, records
+from card.tools.bench.row_names import THEIRS
 from tests.crosses.typing import commands, needed, without_torch
 
 NEEDS = "needs PyTorch and transformers, which are not installed; run "
@@ -32,6 +33,7 @@ def test_a_method_that_needs_an_extra_says_so(tmp_path: Path) -> None:
     heads = {name: [f"--{method.reads[0]}", "head"] for name, method in needing.items() if method.needs_head}
     lines = [["generate", "3 + 4", *drafts[name], "--method", name, *heads.get(name, ())] for name in needing]
     lines += [["generate", "3 + 4", "--writers", name] for name in needing if needing[name].writers]
+    lines += [["bench", "--methods", f"vanilla,{name}", "--out", str(tmp_path / "out")] for name in THEIRS]
     for line, (status, _, err) in zip(lines, without_torch(lines, tmp_path), strict=True):
         assert status == 2 and err.count("\n") == 1 and NEEDS in err, (line, err)
 

@@ -15,6 +15,7 @@ import pytest
 
 from card.machine import surroundings
 from card.machine.folders import cache_folder, expanded
+from tests.machine_code import is_kept, lent
 
 BRIEFLY = ("--max-tokens", "2", "--dtype", "auto")
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -43,10 +44,11 @@ def told(done: subprocess.CompletedProcess[bytes]) -> list[bytes]:
 
 
 def test_a_user_without_name_and_home_gets_an_answer_and_keeps_things_among_temporary_files(tmp_path: Path) -> None:
+    cache = lent(tmp_path / f"card-{os.geteuid()}")
     done = run("-c", NAMELESS, "generate", "hi", *BRIEFLY, env={"TMPDIR": str(tmp_path)})
     assert (done.returncode, told(done)) == (0, [])
     assert done.stdout.strip()
-    assert {path.name for path in tmp_path.iterdir()} == {f"card-{os.geteuid()}"}
+    assert is_kept(cache) and [*tmp_path.iterdir()] == [cache]
 
 
 def test_a_user_without_name_is_named_for_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +73,7 @@ def test_arguments_and_standard_input_are_utf8_in_any_locale(env: dict[str, str]
 
 
 def test_a_prompt_of_utf8_is_read_in_a_locale_of_ascii(tmp_path: Path) -> None:
+    lent(tmp_path / ".cache" / "card")
     done = run("-m", "card", "chat", *BRIEFLY, env={**ASCII, "HOME": str(tmp_path)}, stdin="grüße\n".encode())
     assert (done.returncode, told(done)) == (0, [])
     assert done.stdout.strip()

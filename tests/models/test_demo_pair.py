@@ -45,10 +45,11 @@ def is_right(problem: str, text: str) -> bool:
     return text.endswith(f"\n#### {DEMO_ANSWERS[problem]}")
 
 
-def test_the_demo_problems_are_answered_right_one_by_one_in_bfloat16() -> None:
+def test_the_demo_problems_are_answered_right_all_at_once_in_bfloat16() -> None:
     with LLM("demo-target", dtype="bfloat16", method="vanilla") as llm:
-        for problem in DEMO_PROBLEMS:
-            text = llm.chat([{"role": "user", "content": problem}], GREEDY)[0].outputs[0].text
+        answers = llm.chat([[{"role": "user", "content": problem}] for problem in DEMO_PROBLEMS], GREEDY)
+        for problem, answer in zip(DEMO_PROBLEMS, answers, strict=True):
+            text = answer.outputs[0].text
             assert is_right(problem, text), (problem, text)
 
 

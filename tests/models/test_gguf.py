@@ -39,6 +39,7 @@ from card.models.warn_once import warn_once
 from card.text.prompts import encode_chat
 from card.theirs.transformers.loading import load_model
 from tests.damage import damages
+from tests.examples import EXAMPLES
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
 from tests.reaching_in import say_why_not_int8
 from tests.shortage import no_more_files
@@ -334,9 +335,10 @@ def test_what_is_kept_and_was_damaged_is_made_again(tiny, cache):
     expected = logits(load_decoder(tiny, cache_dir=cache))
     ids = load_tokenizer(tiny, cache_dir=cache).encode("how many cats sat?")
     assert {"facts3/facts.json", "float16/model.safetensors", "text4/seal.json"} <= kept_files(cache).keys()
-    for name in kept_files(cache):
+    for idx, name in enumerate(kept_files(cache)):
         whole = kept_files(cache)[name].read_bytes()
-        for damage in damages(whole):
+        every = [*damages(whole)]
+        for damage in every if EXAMPLES == "new" else every[idx % 3 :: 3]:  # each in some of the files
             kept_files(cache)[name].write_bytes(damage)
             assert torch.equal(logits(load_decoder(tiny, cache_dir=cache)), expected)
             assert load_tokenizer(tiny, cache_dir=cache).encode("how many cats sat?") == ids

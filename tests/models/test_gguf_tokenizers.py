@@ -277,6 +277,17 @@ def test_blanks_that_a_file_has_as_they_are_are_joined_before_all_else_as_in_its
         assert own.decode(own.encode(text)) == text.replace("▁", " ")
 
 
+@pytest.mark.parametrize(("architecture", "lengths"), [("gemma", [2, 2]), ("gemma2", [2, 2]), ("gemma3", [3, 1])])
+def test_a_long_run_of_blanks_is_cut_as_in_the_folders_of_its_architecture(architecture, lengths):
+    file = sentencepiece(add_space_prefix=False, add_bos_token=False)
+    file.metadata["general.architecture"] = architecture
+    file.metadata["tokenizer.ggml.tokens"] = file.metadata["tokenizer.ggml.tokens"] + ["  ", "   "]
+    file.metadata["tokenizer.ggml.token_type"] += [4, 4]
+    file.metadata["tokenizer.ggml.scores"] += [-1000.0, -1000.0]
+    own = read_tokenizer(file)
+    assert [len(own.convert_ids_to_tokens(token)) for token in own.encode(" " * 4)] == lengths
+
+
 def test_chat_templates_by_name_are_read(tmp_path: Path):
     file = sentencepiece()
     named: dict[str, Any] = {

@@ -191,3 +191,4 @@ def test_a_number_that_is_none_is_found_whatever_its_sign_and_its_bits(dtype: ob
             wrong = numbers.copy()
             wrong.view(f"u{wanted.itemsize}")[7] = bits | sign
             assert has_nan(wrong) and has_nan(wrong.reshape(5, 5).T) and has_nan(wrong[7])
+            assert has_nan(np.concatenate([np.resize(numbers, 2**18), wrong])), "behind what a core's cache holds"

@@ -879,7 +879,7 @@ OF_COMPLETIONS = [
     Shape("llama.cpp: a schema of a completion", COMPLETION, {"prompt": "Json.", "json_schema": A}, "Json."),
     Shape("vLLM: an expression", COMPLETION, {"prompt": "Json.", "guided_regex": '\\{"a": [0-9]\\}'}, "Json."),
     Shape("llama.cpp: its own path of completions", "/completion", {"prompt": "Greet.", "n_predict": 8}, status=404),
-    Shape("embeddings", "/v1/embeddings", {"model": "x", "input": "Greet."}, status=404),
+    Shape("embeddings", "/v1/embeddings", {"model": "x", "input": "Greet."}, status=501),
 ]
 OF_LISTS = [
     Shape("OpenAI's client: models", "/v1/models"),

@@ -105,6 +105,24 @@ def test_thoughts_are_a_block_before_the_text(thinker: Running) -> None:
     assert told["stop_reason"] == "end_turn"
 
 
+def test_thoughts_are_sent_back_and_the_template_reads_them() -> None:
+    template = THINKING_TEMPLATE.replace(
+        "{{ messages", "{% for m in messages %}{{ m.reasoning_content }}{% endfor %}{{ messages"
+    )
+    for thinker in served(scripted_bytes(THINKING, template)):
+        first = answer(thinker, "calls", tools=[RM])["content"]
+        assert [block["type"] for block in first] == ["thinking", "tool_use"]
+        result = {"type": "tool_result", "tool_use_id": first[1]["id"], "content": "plain"}
+        told = [{"role": "user", "content": "calls"}, {"role": "assistant", "content": first}]
+        told.append({"role": "user", "content": [result]})
+        assert answer(thinker, told, tools=[RM])["content"][-1]["text"] == "No.\nYes"
+        counts = []
+        for sent in (first, first[1:]):
+            told[1] = {"role": "assistant", "content": sent}
+            counts.append(thinker.post(COUNT, {"model": "any", "messages": told, "tools": [RM]}).json()["input_tokens"])
+        assert counts[0] - counts[1] == len("Go"), "a byte is a token"
+
+
 def test_a_call_is_a_block_with_its_input(thinker: Running) -> None:
     told = answer(thinker, "calls", tools=[RM])
     assert told["stop_reason"] == "tool_use"

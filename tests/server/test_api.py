@@ -337,13 +337,6 @@ def test_clients_cannot_set_what_the_server_gives_the_chat_template() -> None:
     assert (set(own) | set(rendering)) - {"kwargs", "documents"} <= RESERVED_KWARGS
 
 
-def test_there_are_no_embeddings_and_the_error_says_what_there_is(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.embeddings.create(model="demo-target", input="a")
-    assert "makes no embeddings" in missing.value.message
-    assert missing.value.code == "no_such_path"
-
-
 # ---- our own extras -------------------------------------------------------------------------------------------------
 
 

@@ -200,6 +200,20 @@ def test_arguments_that_are_nested_too_deeply_stay_a_text() -> None:
     assert decoded_arguments(' {"a": 1} ') == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (r"\ud83d", "\ufffd"),
+        (r"\ud83d\ude00", "\U0001f600"),
+        (r"\ude00\uD83D\ud83d\ude00x", "\ufffd\ufffd\U0001f600x"),
+        (r"\\ud83d", r"\ud83d"),
+        (r"\\\ud83d\u0041", "\\\ufffdA"),
+    ],
+)
+def test_half_a_character_in_arguments_is_the_one_that_stands_for_what_no_text_holds(written: str, text: str) -> None:
+    assert decoded_arguments(f'{{"p": "{written}"}}') == {"p": text}
+
+
 def test_detokenize_takes_several_contexts_of_ids_and_no_more(server: Running) -> None:
     most = server.client.get("/openapi.json").json()["components"]["schemas"]["DetokenizeRequest"]["properties"]
     most_ids = most["tokens"]["maxItems"]
@@ -232,8 +246,8 @@ def test_a_large_body_is_worked_on_beside_the_event_loop(
     monkeypatch.setattr(server.service.tools, "conversation", noted(conversation))
     content = "hi " * (LARGE_BYTES if is_large else 10)
     name = "input" if path == "/v1/responses" else "messages"
-    server.post(path, {name: [{"role": "user", "content": content}], "temperature": 0} if path != "/tokenize" else
-                {name: [{"role": "user", "content": content}]})  # fmt: skip
+    length: dict[str, Any] = {CHAT: {"max_tokens": 1}, "/v1/responses": {"max_output_tokens": 16}}.get(path, {})
+    server.post(path, {name: [{"role": "user", "content": content}], **length})
     assert len(threads) >= 2
     assert {thread.startswith("card-body") for thread in threads} == {is_large}
 

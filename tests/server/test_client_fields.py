@@ -26,6 +26,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
     return [choice.get("text") or choice["message"]["content"] for choice in answer["choices"]]
 
 
+FILLING = [{"role": "user", "content": "two " * 940}]  # most of the context, so that all that fits is little
 SENT: list[tuple[str, str, dict[str, Any], list[str]]] = [  # client, door, fields, those that nothing reads
     ("Codex", RESPONSE, {"client_metadata": {"a": "b"}, "store": False, "prompt_cache_key": "k"}, ["client_metadata"]),
     ("Codex", RESPONSE, {"include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}}, []),
@@ -36,7 +37,7 @@ SENT: list[tuple[str, str, dict[str, Any], list[str]]] = [  # client, door, fiel
     ("opencode", CHAT, {"stream_options": {"include_usage": True}}, []),
     ("Cline", CHAT, {"web_search_options": {}, "prediction_hint": 1}, ["web_search_options", "prediction_hint"]),
     ("aider", CHAT, {"model": "openai/qwen", "extra": {"a": 1}}, ["extra"]),
-    ("Continue", CHAT, {"max_tokens": -1}, []),
+    ("Continue", CHAT, {"max_tokens": -1, "messages": FILLING}, []),
     ("llama.cpp", CHAT, {"cache_prompt": True, "add_generation_prompt": True}, ["cache_prompt"]),
     ("llama.cpp", CHAT, {"mirostat": 0, "typical_p": 1, "xtc_probability": 0, "dry_multiplier": 0.0}, ["mirostat"]),
     ("llama.cpp", COMPLETION, {"n_probs": 0, "timings_per_token": True}, ["n_probs", "timings_per_token"]),
@@ -72,7 +73,8 @@ def test_what_clients_send_is_taken_and_what_nothing_reads_is_said(
     assert answer.status_code == 200, answer.text
     said = answer.headers.get("x-card-ignored", "")
     assert [name for name in said.split(", ") if name][: len(ignored)] == ignored
-    plain = server.post(door, BODIES[door] | {k: v for k, v in fields.items() if k in ("tools", "max_tokens", "top_p")})
+    read = ("tools", "max_tokens", "messages", "top_p")
+    plain = server.post(door, BODIES[door] | {k: v for k, v in fields.items() if k in read})
     assert texts(answer.json()) == texts(plain.json())
 
 
@@ -100,7 +102,7 @@ def test_a_strict_server_refuses_what_nothing_reads(strict_server: Running) -> N
         (CHAT, {"repeat_last_n": 64}, "repeat_last_n"),
         (RESPONSE, {"client_metadata": {}}, "client_metadata"),
         (RESPONSE, {"tools": [{"type": "web_search"}]}, "tools.0"),
-        (RESPONSE, {"tools": [{"type": "custom", "name": "x", "format": LARK}]}, "tools.0.custom.format"),
+        (RESPONSE, {"tools": [{"type": "custom", "name": "x", "format": LARK}]}, "tools.0.format"),
     ):
         answer = strict_server.post(door, BODIES[door] | fields)
         assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(param)

@@ -7,6 +7,8 @@ import contextlib
 import os
 import random
 import signal
+import socket
+import struct
 import threading
 import time
 from typing import Any
@@ -18,7 +20,8 @@ from card.links.process import ProcessLink
 from card.models.demo import DEMO_PROBLEMS
 from tests.processes import has_ended
 from tests.reaching_in import watch_of
-from tests.server.running import MAX_QUEUED, PATIENCE_S, PROMPT, Running, Solo, run, streams
+from tests.server.raw import asking, connected
+from tests.server.running import MAX_QUEUED, PATIENCE_S, PROMPT, Running, Solo, run, scraped, streams
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(280)
@@ -113,6 +116,21 @@ def test_a_client_that_leaves_while_its_prompt_is_scored_frees_its_place(server:
     with pytest.raises(httpx2.ReadTimeout):
         server.client.post(COMPLETIONS, json=body, timeout=httpx2.Timeout(PATIENCE_S, read=0.5))
     until(server.is_idle)
+
+
+def test_clients_that_leave_while_their_prompts_are_read_cost_the_others_nothing(server: Running, solo: Solo) -> None:
+    num_before = scraped(server)["card_prompt_tokens_total", ""]
+    for idx in range(24):
+        prompt = [5 + (idx + place) % 90 for place in range(900)]
+        with connected(server.url) as connection:
+            connection.sendall(asking({"prompt": prompt, "max_tokens": 100, "stream": idx % 2 == 0}))
+            if idx % 4 < 2:  # with a reset; the others close as a client does that has all it wants
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if idx % 6 == 0:
+            assert server.text(prompt=PROMPT, max_tokens=8, temperature=0) == solo(PROMPT, 8)
+    until(server.is_idle)
+    assert scraped(server)["card_prompt_tokens_total", ""] > num_before
+    assert server.text(prompt=PROMPT, max_tokens=8, temperature=0) == solo(PROMPT, 8)
 
 
 # ---- drafters that fail ---------------------------------------------------------------------------------------------

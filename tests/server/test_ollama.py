@@ -263,18 +263,6 @@ def test_the_model_is_listed_and_described(server: Running, thinker: Running) ->
     assert (int(major), int(minor)) >= (0, 6), "clients refuse what is older"
 
 
-NOT_DONE = ("embed", "embeddings", "pull", "push", "create", "copy", "blobs/sha256:0")
-
-
-def test_what_is_not_done_is_refused_in_one_line(server: Running) -> None:
-    answers = [server.post(f"/api/{name}", {"model": "demo-target"}) for name in NOT_DONE]
-    answers.append(server.client.request("DELETE", "/api/delete", json={"model": "demo-target"}))
-    for answer in answers:
-        assert answer.status_code == 501
-        assert answer.json().keys() == {"error"} and "\n" not in answer.json()["error"]
-    assert "embeddings" in answers[0].json()["error"] and "card serve" in answers[2].json()["error"]
-
-
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
     (CHAT, {"messages": MESSAGES, "options": {"temperature": -1}}, "options.temperature"),

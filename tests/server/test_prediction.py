@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -27,6 +28,13 @@ def copying() -> Iterator[Running]:
         yield server
         until(server.is_idle)
     asyncio.run(llm.shutdown())
+
+
+@pytest.fixture(scope="module")
+def without(copying: Running) -> Callable[[float], str]:
+    """Return the text without a prediction, by its temperature."""
+    laws = {law["temperature"]: law for law in (GREEDY, SAMPLED)}
+    return cache(lambda temperature: text(ask(copying, **laws[temperature])))
 
 
 def asked(prediction: object, **fields: Any) -> dict[str, Any]:
@@ -82,9 +90,11 @@ def test_a_prediction_is_copied_again_behind_a_difference(copying: Running) -> N
 
 @pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("prediction", ["", "x", "Nothing of the kind. " * 500, PROBLEM, "<|end|>\U0001f600"])
-def test_no_prediction_changes_the_text(copying: Running, prediction: str, law: dict[str, Any]) -> None:
+def test_no_prediction_changes_the_text(
+    copying: Running, without: Callable[[float], str], prediction: str, law: dict[str, Any]
+) -> None:
     answer = ask(copying, prediction, **law)
-    assert text(answer) == text(ask(copying, **law))
+    assert text(answer) == without(law["temperature"])
     repeated, others = predicted(answer)
     ids = copying.service.tokenizer.encode(prediction, add_special_tokens=False)
     assert repeated + others == min(len(ids), copying.llm.max_model_len)

@@ -85,7 +85,7 @@ def sentencepiece_model(told: Mapping[str, Any], *, adds_blank: bool) -> bytes:
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(told["model"]["merges"]):
         ranks.setdefault("".join(merge if isinstance(merge, list) else merge.split(" ", 1)), rank)
-    made = b""
+    made: list[bytes] = []  # joined at the end: bytes that grow are copied for each piece
     for piece, _ in sorted(told["model"]["vocab"].items(), key=lambda pair: pair[1]):
         kind = 0
         if piece == "<unk>":
@@ -98,10 +98,10 @@ def sentencepiece_model(told: Mapping[str, Any], *, adds_blank: bool) -> bytes:
             kind = _BYTE
         score = 0.0 if kind else -float(ranks.get(piece, len(ranks)))
         written = "<0x09>" if piece == "\t" and kind == _BYTE else piece  # as transformers writes Gemma's
-        made += _field(1, _field(1, written.encode()) + _field(2, score) + (_field(3, kind) if kind else b""))
+        made.append(_field(1, _field(1, written.encode()) + _field(2, score) + (_field(3, kind) if kind else b"")))
     trainer = _field(3, _BPE) + _field(4, len(told["model"]["vocab"])) + _field(35, 1)
     normalizer = _field(1, b"identity") + _field(3, int(adds_blank)) + _field(4, 0) + _field(5, 1)
-    return made + _field(2, trainer) + _field(3, normalizer)
+    return b"".join([*made, _field(2, trainer), _field(3, normalizer)])
 
 
 # ---- lists of tokens ----------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def _seen(tree: Tree, data: st.DataObject) -> Verification:
     draft_ids, parents = tree
     choices = data.draw(st.lists(st.integers(0, V - 1), min_size=len(draft_ids) + 1, max_size=len(draft_ids) + 1))
     offer = Nodes(tokens=tuple(draft_ids), parents=tuple(parents), path_logprobs=(0.0,) * len(draft_ids))
-    return Verification(offer, np.zeros((len(draft_ids) + 1, V), np.float32), choices)
+    return Verification(offer, np.zeros((len(draft_ids) + 1, V), np.float32), choices, 0)
 
 
 @pytest.mark.parametrize("placement", ["inline", "thread"])

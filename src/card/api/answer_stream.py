@@ -31,7 +31,7 @@ class AnswerStream:
         self._detokenizer = Detokenizer(tokenizer, after=after)
         self._marks, self._reader = view.token_marks, view.reader()
         self._silent_stops = StopMarks(stop, tokenizer.skipped_tokens)
-        self.end_ids = self._silent_stops.end_ids
+        self.end_ids = self._silent_stops.end_ids - self._marks.keys()  # a mark that ends a part ends no answer
         self._stops, self._is_fed = StopStrings(stop), bool(stop)
         self._num_exempt = min_tokens
         self._pieces: list[Piece] = []

@@ -26,6 +26,7 @@ from card.engine.request import Update
 from card.errors import ClosedError, SettingsError
 from card.links.child import DrafterChild
 from card.models.loaded_model import LoadedModel
+from card.text.parts.pieces import schemas_of
 from card.text.prompts import Messages
 from card.text.tokenizer import Tokenizer
 from card.tree.verify import MATCH, Verifier
@@ -159,7 +160,7 @@ class LLM(Hosted):
 
         Args:
             tools, chat_template_kwargs: of a conversation, as in `chat`.
-            reads_parts: whether the chunks of an answer have its `pieces`: thoughts apart from content.
+            reads_parts: whether the chunks of an answer have its `pieces`: thoughts, content, and calls of the tools.
             tell_read: gets how many tokens of the prompt are read, and how many it has, after each pass before an
                 answer.
 
@@ -168,10 +169,11 @@ class LLM(Hosted):
         """
         asked = with_variables(cast(Messages, prompt), tools, chat_template_kwargs)
         params = SamplingParams() if sampling_params is None else sampling_params
-        if not reads_parts or not self._host.answers.has_parts():
+        functions = schemas_of(tools)
+        if not reads_parts or not self._host.answers.has_parts(functions):
             return self._stream(self._prepare(asked, params), tell_read)
         prompt_ids = self._host.encode(asked)
-        view = self._host.answers.view(prompt_ids)
+        view = self._host.answers.view(prompt_ids, functions)
         return self._stream(self._host.make_request(prompt_ids, params, next(self._request_ids), view), tell_read)
 
     def stats(self) -> EngineStats:

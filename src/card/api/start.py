@@ -31,7 +31,7 @@ from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
 from card.models.block_loading import StateDrafter, load_state_drafter, needs_states
 from card.models.drafter_facts import pass_bytes
 from card.models.facts import about_row_bytes, context_limit, end_token_ids, sampling_defaults
-from card.models.features import FeatureConsumer, Rows
+from card.models.features import FeatureConsumer
 from card.models.inflation import price_in_words
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
@@ -270,11 +270,8 @@ def _watchers_of(
     """Return the consumers of the target's features, if any; ``shown`` passes features on to the drafter."""
     consumers = [*feature_consumers(plan, runner), *shown]
     wish = feature_wish(plan.verifier, runner, asked.draft_name or "")
-    wanted = {writer.wanted_features for writer in writers.values()} - {None}
-    if not (consumers or wish or wanted):
-        return None
-    rows: Rows | None = "all" if "all" in wanted else "logits" if wanted else None
-    return Watchers(runner.features, consumers, wish, for_writers=rows)
+    reads = any(writer.reads_states for writer in writers.values())
+    return Watchers(runner.features, consumers, wish, for_writers=reads) if consumers or wish or reads else None
 
 
 def _built(asked: LLMArguments, measured: Measured, runner: RowRunner, models: Models) -> Parts:

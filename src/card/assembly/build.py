@@ -145,7 +145,7 @@ def closed_if_it_fails(writers: Mapping[str, LocalWriter]) -> Iterator[None]:
 
 def _refuse_features(writers: Mapping[str, LocalWriter]) -> None:
     for name, writer in writers.items():
-        if writer.wanted_features:
+        if writer.reads_states:
             raise SettingsError(
                 f"the writer {name} reads the target's hidden states, which are not available here; leave it out"
             )

@@ -111,9 +111,7 @@ class ChatSession:
                 for chunk in chunks:
                     answer += chunk.text
                     self.stats = chunk.stats
-                    line.take(chunk)
-                    click.echo(chunk.text, nl=False)
-                    sys.stdout.flush()
+                    line.show(chunk)
                     if interrupt.is_set():
                         break
         except PromptError as error:

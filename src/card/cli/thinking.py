@@ -18,25 +18,35 @@ _ERASE = "\r\x1b[K"  # the line that the cursor is on
 
 
 class ThoughtLine:
-    """Shows the thoughts of one answer while they come; nothing where standard output is no terminal."""
+    """Shows one answer while it comes: content as it is; thoughts only where standard output is a terminal."""
 
     def __init__(self) -> None:
         self._thoughts, self._num_tokens, self._is_shown = "", 0, False
+        self._is_within_line = False  # content ends here, which must not be erased
 
-    def take(self, chunk: StreamChunk) -> None:
-        """Take a chunk, before its content is shown."""
+    def show(self, chunk: StreamChunk) -> None:
+        """Show what a chunk adds."""
         self._num_tokens += sum(chunk.thinks)
-        new = "".join(piece.text for piece in chunk.parts if isinstance(piece, Thoughts))
-        self._thoughts += new
+        for piece in chunk.parts:
+            if isinstance(piece, Thoughts):
+                self._think(piece.text)
+            elif isinstance(piece, Content):
+                self._collapse()
+                click.echo(piece.text, nl=False)
+                self._is_within_line = not piece.text.endswith("\n")
+        sys.stdout.flush()
+
+    def _think(self, text: str) -> None:
+        self._thoughts += text
         if not sys.stdout.isatty():
             return
-        if new:
-            width = max(1, shutil.get_terminal_size().columns - 1)
-            newest = _last_columns(" ".join(self._thoughts[-width:].split()), width)
-            click.echo(_ERASE + click.style(newest, dim=True), nl=False)
-            self._is_shown = True
-        if any(isinstance(piece, Content) for piece in chunk.parts):
-            self._collapse()
+        if self._is_within_line:
+            click.echo()
+            self._is_within_line = False
+        width = max(1, shutil.get_terminal_size().columns - 1)
+        newest = _last_columns(" ".join(self._thoughts[-width:].split()), width)
+        click.echo(_ERASE + click.style(newest, dim=True), nl=False)
+        self._is_shown = True
 
     def end(self) -> str:
         """Return all thoughts, after the last chunk."""

@@ -77,7 +77,6 @@ class LLMSettings(DraftKeywords, total=False):
     suffix_store_key: str | PathLike[str]
     suffix_store_tokens: int
     ctc: str | PathLike[str] | None
-    hivis: str | PathLike[str] | None
     judge: str | PathLike[str] | None
     kv_selection: str | PathLike[str] | None
     hrad: str | PathLike[str]

@@ -15,7 +15,7 @@ from card.errors import SettingsError, named
 DRAFTING = "drafting with a model"
 DRAFTING_HERE = "drafting with a model here"  # not by a draft server
 CANDIDATES = "candidates"
-IMAGES = "images in prompts"
+IMAGES = f"images in prompts, which {named('max_images')} allows"
 
 
 def unread(given: Mapping[str, Any], known: Mapping[str, Setting], there: frozenset[str]) -> list[str]:

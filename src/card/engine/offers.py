@@ -19,7 +19,7 @@ from card.errors import in_words
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
 
 if TYPE_CHECKING:
-    from card.tree.logits import FloatArray
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +103,6 @@ class Offers:
             except Exception as error:
                 self._silence(name, error)
         return tree.offer(max_depth)
-
-    def read(self, first: int, features: FloatArray) -> None:
-        """Show every writer what a pass has read; see `WriterSequence.read`."""
-        self._tell(lambda writer: writer.read(first, features))
 
     def observe(self, seen: Observation) -> None:
         """Tell every writer what a pass observed."""

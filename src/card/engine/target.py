@@ -6,7 +6,6 @@ for the given requests; it returns the new tokens and the messages for the draft
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -30,7 +29,6 @@ from card.models.rows.pool import SequencePool
 from card.models.rows.prefix_cache import PrefixCache
 from card.models.rows.row_store import RowStore
 from card.text.following import AtOnce, Following, Lanes
-from card.tree.logits import FloatArray
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 
@@ -332,9 +330,7 @@ class TargetWorker:
             self._take_back(sequence)
             return
         reason: FinishReason | None = None
-        read, features = self._watchers.for_writers(extension_idx, one.extension) if self._watchers else (None, None)
-        if read is not None and len(read):
-            _show_read(sequence, first, read)
+        features = self._watchers.for_writers(extension_idx) if self._watchers else None
         if one.verdict is None:
             sequence.num_rows += len(one.extension.token_ids)
         else:
@@ -381,17 +377,6 @@ class TargetWorker:
         if is_heard and reason is None and sequence.request.uses_drafter:
             sequence.replica.advance(is_verified=not was_prefilling)
         return reason
-
-
-def _show_read(sequence: Sequence, first: int, features: FloatArray) -> None:
-    """Show the writers hidden states [n, D] of a text from row ``first`` on, without the rows hidden from them."""
-    hidden = sequence.request.hidden
-    if hidden is not None:
-        shown = hidden.left_out_of(range(len(sequence.request.prompt_ids)))
-        start, end = (bisect_left(shown, place) for place in (first, first + len(features)))
-        features, first = features[[place - first for place in shown[start:end]]], start
-    if len(features):
-        sequence.offers.read(first, features)
 
 
 def _itself(draft: SelfDraft) -> WriterSequence:

@@ -94,7 +94,7 @@ class Pass:
         if len(logits):
             shaped = _shaped(self.sequence, [(), *paths_of(self.offer)], logits)
             self.chosen = _choose(self.sequence, self.offer, shaped)
-            seen = Verification(self.offer, shaped, self.chosen, features)
+            seen = Verification(self.offer, shaped, self.chosen, len(self.sequence.token_ids), features)
             self.verdict = verifier.decide(seen)
             if not verifier.is_exact:
                 self.num_lenient = seen.leniently_accepted(self.verdict)

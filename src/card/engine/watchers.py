@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from card.config.fields import require
 from card.engine.target_pass import Pass
 from card.errors import in_words
-from card.models.features import FINAL, FeatureConsumer, Features, FeatureWish, Rows, SeenRows
-from card.models.protocol import Extension
+from card.models.features import FINAL, FeatureConsumer, Features, FeatureWish, SeenRows
 from card.tree.logits import FloatArray
 
 logger = logging.getLogger(__name__)
@@ -28,15 +27,15 @@ class Watchers:
         consumers: Sequence[FeatureConsumer],
         verifier_wish: FeatureWish | None = None,
         *,
-        for_writers: Rows | None = None,
+        for_writers: bool = False,
     ) -> None:
         """Tell the model which features to keep. Raises: ModelError if it lacks a layer.
 
         Args:
             verifier_wish: for rows with logits; None: the verifier needs no features.
-            for_writers: rows whose last hidden states a local writer needs; None: no rows.
+            for_writers: a local writer needs the last hidden states of rows with logits.
         """
-        self._writers_wish = None if for_writers is None else FeatureWish((FINAL,), for_writers)
+        self._writers_wish = FeatureWish((FINAL,), "logits") if for_writers else None
         wishes = [*(one.wish for one in consumers), verifier_wish, self._writers_wish]
         features.wish([wish for wish in wishes if wish is not None])
         self._features, self._verifier_wish = features, verifier_wish
@@ -46,17 +45,9 @@ class Watchers:
         """Return the verifier's features of the last pass: [rows with logits, F]; None if it needs none."""
         return None if self._verifier_wish is None else self._features.of(extension_idx, self._verifier_wish)
 
-    def for_writers(self, extension_idx: int, extension: Extension) -> tuple[FloatArray | None, FloatArray | None]:
-        """Return the local writers' features of an extension of the last pass; None for those not needed.
-
-        Returns: [rows before those with logits, D], and [rows with logits, D].
-        """
-        if self._writers_wish is None:
-            return None, None
-        features = self._features.of(extension_idx, self._writers_wish)
-        if self._writers_wish.rows != "all":
-            return None, features
-        return features[: extension.first_logits_idx], features[extension.first_logits_idx :]
+    def for_writers(self, extension_idx: int) -> FloatArray | None:
+        """Return the local writers' features of the last pass: [rows with logits, D]; None if they need none."""
+        return None if self._writers_wish is None else self._features.of(extension_idx, self._writers_wish)
 
     def show(self, extension_idx: int, one: Pass, first: int) -> float | None:
         """Show the rows that a pass added to a text; ``first`` is the position of the first new row.
@@ -98,4 +89,5 @@ class Watchers:
             first=end - len(rows),
             features=self._features.of(extension_idx, wish)[rows],
             has_drafter=sequence.request.uses_drafter,
+            hidden=sequence.request.hidden,
         )

@@ -16,6 +16,7 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 _LINE = 64
 _HUGE_PAGE = 2**21
+_CACHED_BYTES = 2**19  # that the second look of two finds in the cache of one core
 
 BFLOAT16: Dtype = np.dtype(ml_dtypes.bfloat16)
 FLOAT16: Dtype = np.dtype(np.float16)
@@ -32,14 +33,19 @@ def dtype_name(dtype: object) -> str:
 def has_nan(numbers: Array) -> bool:
     """Return whether an array holds NaN.
 
-    The bits of NaN are beyond those of infinity, and whole numbers are compared without a copy.
+    The bits of NaN are beyond those of infinity, and whole numbers are compared without a copy: twice, the second time
+    from the processor's cache.
     """
-    if numbers.dtype.kind in "iub" or not numbers.size:
+    if numbers.dtype.kind in "iub":
         return False
     num_bytes = numbers.itemsize
     infinity, sign = int(np.array(np.inf, numbers.dtype).view(f"u{num_bytes}")), 1 << 8 * num_bytes - 1
-    most, most_below_zero = (int(numbers.view(f"{kind}{num_bytes}").max()) for kind in "iu")
-    return most > infinity or most_below_zero > infinity | sign
+    flat, step = numbers.ravel(order="K"), _CACHED_BYTES // num_bytes
+    for part in (flat[begin : begin + step] for begin in range(0, flat.size, step)):
+        most, most_below_zero = (int(part.view(f"{kind}{num_bytes}").max()) for kind in "iu")
+        if most > infinity or most_below_zero > infinity | sign:
+            return True
+    return False
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray[Any, Any]:

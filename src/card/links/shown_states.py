@@ -16,6 +16,11 @@ class ShownStates:
         self._link = link
 
     def observe(self, seen: SeenRows) -> None:
-        """Send the drafter new rows of a text that it drafts for."""
-        if seen.has_drafter:
-            self._link.show(TargetStates(seen.request_id, seen.first, seen.features))
+        """Send the drafter new rows of a text that it drafts for, without those of places that it is not sent."""
+        if not seen.has_drafter:
+            return
+        first, states = seen.first, seen.features
+        if seen.hidden is not None:
+            first, states = seen.hidden.rows_left(first, states)
+        if len(states):
+            self._link.show(TargetStates(seen.request_id, first, states))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.machine.sysctl import system_number
 
 _VECTORS = ("avx2", "fma", "f16c")
@@ -103,7 +103,9 @@ def kernel_kind() -> str | None:
         return possible[0] if possible else None
     if wanted not in possible:
         allowed = ", ".join(possible) or f"none: int8 needs {INTEGER_PROCESSORS}"
-        raise SettingsError(f"kernels must be of a kind that this processor runs, got {wanted!r}; allowed: {allowed}")
+        raise SettingsError(
+            f"{named('kernels')} must be of a kind that this processor runs, got {wanted!r}; allowed: {allowed}"
+        )
     return wanted
 
 

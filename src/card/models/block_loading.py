@@ -1,16 +1,19 @@
-"""Load what drafts from a target's states: the block of its checkpoint, or an EAGLE-3 head.
+"""Load what drafts from a target's states: the block of its checkpoint, an EAGLE-3 head, or HiViS's drafter.
 
 Errors are one clear line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from card.config import INT8
 from card.errors import ModelError, named
-from card.kernels.number_types import STORED_DTYPES
+from card.kernels.number_types import STORED_DTYPES, Array
 from card.machine.folders import expanded
 from card.models.dtypes import AUTO, CPU, parse_dtype, runs_as_blocks
 from card.models.files.eagle_folder import FC, is_eagle_folder, read_facts
@@ -20,11 +23,13 @@ from card.models.files.mapped_weights import MappedWeights
 from card.models.files.places import hub_file
 from card.models.files.sources import Source, explained, find_source, quiet
 from card.models.files.weight_files import weight_files
+from card.models.fingerprint import target_difference
 from card.models.loaded_model import LoadedModel
 from card.models.names import OWN_BLOCK
 from card.models.others import others
 from card.models.own.draft_block import BlockError, DraftBlock, has_folder_block, read_folder_block, read_gguf_block
 from card.models.own.eagle_head import EagleHead, HeadTarget, eagle_head
+from card.models.own.fused_head import FUSED_FILE, FUSED_WEIGHTS, FusedFacts, FusedHead, fused_head, is_fused_folder
 from card.models.own.layers import Weight
 from card.models.parallel_draft import wants_states
 from card.models.runner import ExactRunner, RowRunner
@@ -32,7 +37,7 @@ from card.models.runner import ExactRunner, RowRunner
 _OTHER_HEAD = f"use the head of this target, or leave {named('draft')} out"
 _INSTEAD = f"name a draft model, or leave {named('draft')} out"
 
-StateDrafter = DraftBlock | EagleHead
+StateDrafter = DraftBlock | EagleHead | FusedHead
 
 
 def require_block(target: str | LoadedModel, *, cache_dir: str | None) -> None:
@@ -78,19 +83,21 @@ def is_block_file(draft: str, *, cache_dir: str | None) -> bool:
 
 
 def is_state_drafter(draft: str, *, cache_dir: str | None) -> bool:
-    """Return whether a draft model is made for one target, whose states it reads: `is_head` or `is_block_file`.
+    """Return whether a draft model is made for one target: `is_head`, `is_fused` or `is_block_file`.
 
     Raises: ModelError if it cannot be read.
     """
-    return is_head(draft) or is_block_file(draft, cache_dir=cache_dir)
+    return is_head(draft) or is_fused(draft) or is_block_file(draft, cache_dir=cache_dir)
 
 
 def load_state_drafter(
     name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None, head: Weight | None = None
 ) -> StateDrafter:
-    """Load a block or a head; arguments and errors as of `load_block` and `load_head`."""
+    """Load a block or a head; arguments and errors as of `load_block`, `load_head` and `load_fused`."""
     if is_head(name):
         return load_head(name, target, dtype=dtype, cache_dir=cache_dir)
+    if is_fused(name):
+        return load_fused(name, target, dtype=dtype)
     return load_block(name, target, dtype=dtype, cache_dir=cache_dir, head=head)
 
 
@@ -143,9 +150,17 @@ def is_head(draft: str | LoadedModel | None) -> bool:
         return False
 
 
+def is_fused(draft: str | LoadedModel | None) -> bool:
+    """Return whether a draft model is a folder that `card train hivis` wrote."""
+    if not isinstance(draft, str):
+        return isinstance(draft, FusedHead)
+    return is_fused_folder(expanded(draft))
+
+
 def needs_states(draft: str | LoadedModel | None) -> bool:
     """Return whether a draft model reads its target's hidden states. Raises: ModelError as `wants_states`."""
-    return draft is not None and (draft == OWN_BLOCK or is_head(draft) or wants_states(draft))
+    is_made_for_one = draft == OWN_BLOCK or is_head(draft) or is_fused(draft)
+    return draft is not None and (is_made_for_one or wants_states(draft))
 
 
 def load_head(name: str, target: RowRunner | None, *, dtype: str, cache_dir: str | None) -> EagleHead:
@@ -166,6 +181,28 @@ def load_head(name: str, target: RowRunner | None, *, dtype: str, cache_dir: str
             head = _read_head(source, target, parse_dtype(dtype))
     head.computes_int8 = dtype == INT8
     return head
+
+
+def load_fused(name: str, target: RowRunner | None, *, dtype: str) -> FusedHead:
+    """Load a drafter for which `is_fused` holds, for its target.
+
+    Args:
+        dtype: "auto" takes that of the folder.
+    Raises: ModelError, one line, for a damaged folder, or one that was trained for another target.
+    """
+    if target is None:
+        raise ModelError(f"{name} drafts from its target's states, in the same process: {_INSTEAD}")
+    file, wanted = expanded(name) / FUSED_WEIGHTS, parse_dtype(dtype)
+    facts, probe = FUSED_FILE.load(file, lambda said, arrays: (FusedFacts.of(said), arrays["probe"]))
+    FUSED_FILE.check_made_for("target", name, target_difference(facts, target, probe.astype(np.float32)))
+
+    def made(said: Mapping[str, str], arrays: Mapping[str, Array]) -> FusedHead:
+        stored = arrays["norm.weight"].dtype if wanted == AUTO else STORED_DTYPES[wanted]
+        return fused_head(facts, arrays, target.embeddings, max_model_len=target.max_model_len, dtype=stored)
+
+    drafter = FUSED_FILE.load(file, made)
+    drafter.computes_int8 = dtype == INT8
+    return drafter
 
 
 def _read_head(source: Source, target: ExactRunner, dtype: str) -> EagleHead:

@@ -10,6 +10,7 @@ from card.models.loaded_model import LoadedModel
 from card.models.own.decoder_model import DecoderModel, is_int8
 from card.models.own.draft_block import DraftBlock
 from card.models.own.eagle_head import EagleHead
+from card.models.own.fused_head import FusedHead
 from card.models.own.layers import BlockWeight, Weight
 from card.models.parallel_draft import parallel_draft_of
 
@@ -46,11 +47,13 @@ def drafter_of(model: LoadedModel, *, is_own: bool) -> DrafterFacts | None:
     """
     if not isinstance(model, DecoderModel):
         return None
-    kind, inputs = "a model of its own", model.inputs if isinstance(model, DraftBlock | EagleHead) else None
+    kind, inputs = "a model of its own", model.inputs
     if isinstance(model, DraftBlock):
         kind = f"a block that drafts, in {'the target' if is_own else 'a file of its own'}"
     elif isinstance(model, EagleHead):
         kind = "an EAGLE-3 head" if model.inputs.num_tokens == 1 else "a head of several tokens a pass (P-EAGLE)"
+    elif isinstance(model, FusedHead):
+        kind = "a drafter of text alone (HiViS)"
     elif parallel_draft_of(model) is not None:
         kind = "a model that drafts several tokens in a pass (PARD)"
     num_tokens, head_bytes = head_size(model)
@@ -69,7 +72,7 @@ def pass_bytes(model: LoadedModel) -> int:
             is_chosen = experts is not None and ".experts." in name
             share = experts.chosen / experts.count if experts is not None and is_chosen else 1.0
             total += share * (running_bytes(weight, model) if len(weight.shape) > 1 else weight.nbytes)
-    makes_inputs = model.inputs.num_bytes if isinstance(model, DraftBlock | EagleHead) else 0
+    makes_inputs = 0 if model.inputs is None else model.inputs.num_bytes
     return int(total) + makes_inputs + head_size(model)[1]
 
 

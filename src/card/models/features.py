@@ -14,6 +14,7 @@ import numpy as np
 
 from card.errors import ModelError
 from card.kernels.number_types import Floats
+from card.models.images import PlacedImages
 from card.models.protocol import Extension
 from card.models.rows.row_tree import IntArray
 
@@ -44,6 +45,7 @@ class SeenRows:
     first: int  # place of the first row in the text; rows copied from another text are not seen, those run anew are
     features: Floats  # [rows, layers * D]
     has_drafter: bool  # a draft model proposes candidates for this text
+    hidden: PlacedImages | None = None  # what a drafter is not sent of it
 
 
 class FeatureConsumer(Protocol):

@@ -66,6 +66,20 @@ class PlacedImages:
             last = start + image.num_tokens
         return shown + list(token_ids[last:])
 
+    def rows_left(self, first: int, rows: Floats) -> tuple[int, Floats]:
+        """Return rows [n, D] of a text without those of images.
+
+        Args:
+            first: place of the first row in the text.
+        Returns: the place of the first row that is left in a text without images, and the rows.
+        """
+        places = np.arange(first, first + len(rows))
+        is_left, num_before = np.ones(len(rows), np.bool_), 0
+        for image, start in zip(self.images, self.starts, strict=True):
+            is_left &= (places < start) | (places >= start + image.num_tokens)
+            num_before += min(max(first - start, 0), image.num_tokens)
+        return first - num_before, rows[is_left]
+
     def rotary_positions(self, places: IntArray) -> IntArray:
         """Return the positions in time, height and width that rows at these places are turned by, [3, T].
 

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from card.errors import ModelError, SettingsError
+from card.errors import ModelError, SettingsError, named
 from card.kernels.number_types import Array, zeros
 from card.models.architectures.architecture import sizes_of
 from card.models.facts import parameter_count
@@ -153,8 +153,8 @@ def inflate_to_shape(model: LoadedModel, shape: InflatedShape) -> LoadedModel:
     config = model.config
     if shape.copies < 1 or shape.layers < config.num_hidden_layers or shape.mlp_width < config.intermediate_size:
         raise SettingsError(
-            f"an inflated model needs copies of 1 or more, {config.num_hidden_layers} or more layers and an "
-            f"mlp_width of {config.intermediate_size} or more, got {shape}"
+            f"an inflated model needs copies of 1 or more, {config.num_hidden_layers} or more layers and "
+            f"{named('mlp_width')} of {config.intermediate_size} or more, got {shape}"
         )
     if isinstance(model, DecoderModel):
         return _inflated(model, shape)

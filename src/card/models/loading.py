@@ -28,6 +28,7 @@ from card.models.names import model_name
 from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, read_decoder
 from card.models.own.exact_layers import check_tables
+from card.models.own.fused_head import is_fused_folder
 from card.models.own.plain_config import config_of, least_state_bytes, read_config
 from card.models.parallel_draft import is_parallel_draft, names_mask, parallel_draft_of, read_parallel_draft
 from card.text.fit import check_tokenizers_fit
@@ -141,10 +142,12 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
 
 
 def _refuse_head(source: Source) -> None:
-    """Refuse the folder of an EAGLE-3 head, which is no model. Raises: ModelError."""
-    if source.is_folder and is_eagle_folder(Path(source.path)):
+    """Refuse the folder of a head, which is no model. Raises: ModelError."""
+    folder = Path(source.path)
+    if source.is_folder and (is_eagle_folder(folder) or is_fused_folder(folder)):
+        kind = "an EAGLE-3 head" if is_eagle_folder(folder) else "a drafter for one target"
         raise ModelError(
-            f"{source.name} is an EAGLE-3 head, and no model: give it as {named('draft')} of its target, in whose "
+            f"{source.name} is {kind}, and no model: give it as {named('draft')} of its target, in whose "
             "process it drafts"
         )
 

@@ -19,11 +19,11 @@ from card.models.long_texts import CHANGES_WITH_LENGTH, switch_len
 from card.models.names import model_name
 from card.models.own.decoder import Decoder
 from card.models.own.decoder_model import DecoderModel
-from card.models.own.draft_block import DraftBlock, Lent, RowInputs
-from card.models.own.eagle_head import EagleHead
+from card.models.own.draft_block import Lent
 from card.models.own.exact_decoder import ExactDecoder
 from card.models.own.expert_tables import ExpertFacts
 from card.models.own.layers import BlockWeight, embedded
+from card.models.own.row_inputs import RowInputs
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
 from card.models.rows.extension_rows import (
@@ -311,7 +311,7 @@ class ExactRunner(RowRunner):
         if (reason := why_not_int8()) is not None:
             raise ModelError(f"{model_name(model)} cannot run in our own pass: {reason}")
         self._table = model.embeddings
-        self.block_inputs = model.inputs if isinstance(model, DraftBlock | EagleHead) else None
+        self.block_inputs = model.inputs
         head = model.lm_head.weight
         self._head_blocks = head if isinstance(head, BlockWeight) else None
         super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)

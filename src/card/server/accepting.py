@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
 
         most = self._limits.max_connections
         connections = self.server_state.connections
-        self.servers = [_Acceptor(own, begin, lambda: len(connections), most) for own in sockets or ()]  # type: ignore
+        self.servers = [_Acceptor(sock, begin, lambda: len(connections), most) for sock in sockets or ()]  # type: ignore
 
 
 class _Acceptor:

@@ -79,9 +79,9 @@ class AllowedHosts:
         """Allow the address listened on and the given names; "*" among them allows all."""
         names = {check_host(name) for name in named}
         self._allows_all = ANY in names
-        own = as_address(listened_on)
-        self._allows_addresses = own is not None and own.is_unspecified
-        self._names = names | {"localhost", listened_on.lower() if own is None else str(own)}
+        address = as_address(listened_on)
+        self._allows_addresses = address is not None and address.is_unspecified
+        self._names = names | {"localhost", listened_on.lower() if address is None else str(address)}
 
     def check(self, given: list[bytes]) -> None:
         """Admit a request with these `Host` headers.
@@ -135,8 +135,8 @@ class AllowedOrigins:
 
 def host_of(authority: str) -> str | None:
     """Return the name or address in a `Host` header, without port, brackets and last dot; None if it has none."""
-    found = _AUTHORITY.fullmatch(authority.lower())
-    return found[1].strip("[]").removesuffix(".") if found else None
+    match = _AUTHORITY.fullmatch(authority.lower())
+    return match[1].strip("[]").removesuffix(".") if match else None
 
 
 def check_host(name: str) -> str:

@@ -33,7 +33,6 @@ from card.server.infill import infill
 from card.server.infill_schemas import InfillRequest
 from card.server.info import (
     detokenize,
-    embeddings,
     health,
     list_models,
     load,
@@ -44,7 +43,7 @@ from card.server.info import (
     version,
 )
 from card.server.logs import frames_of, log_event
-from card.server.ollama.models import refuse_the_rest
+from card.server.not_done import refuse_the_rest
 from card.server.ollama.routes import ROUTES as OLLAMA_ROUTES
 from card.server.openapi import OF_BODIES, OF_WRITING, Handler, Route, add_route, describe
 from card.server.page import Playground
@@ -89,7 +88,6 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     for route in _ROUTES:
         timed = route if route.body is None else replace(route, handler=_in_time(route.handler))
         add_route(app, timed, has_keys=has_keys)
-    app.add_api_route("/v1/embeddings", embeddings, methods=["POST"], response_model=None, include_in_schema=False)
     refuse_the_rest(app)
     playground = Playground()
     app.add_api_route("/", playground.index, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)

@@ -19,12 +19,14 @@ from card.server.arrivals import Arrival, Arrivals
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request
 from card.server.shape import shape_of
-from card.server.strict import Ignored, Strict
+from card.server.strict import Ignored, Strict, place_of
 
 M = TypeVar("M", bound=Strict)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# The second one is what curl, wget and Python send of any body unless they are told.
+_JSON = ("application/json", "application/x-www-form-urlencoded")
 LARGE_BYTES = 16 * 1024  # larger bodies are decoded and validated beside the event loop
 MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of a body that is too large, so that the client reads the error
 _MOST_QUOTED_CHARS = 40  # of a wrong value in the message about it
@@ -40,7 +42,7 @@ async def read_body(request: Request, model: type[M]) -> M:
         does not arrive, 400 for one that is not JSON or does not fit, with the field's name.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json" and not content_type.endswith("+json"):
+    if content_type not in _JSON and not content_type.endswith("+json"):
         raise ApiError(
             415, f"the content type must be application/json, got {content_type[:80] or 'none'}", code="content_type"
         )
@@ -141,7 +143,7 @@ def _first_of(errors: pydantic.ValidationError, model: type[pydantic.BaseModel])
     listed = errors.errors(include_url=False, include_context=False)
     unknown = [one for one in listed if one["type"] == "extra_forbidden"]
     error = (unknown or listed)[0]
-    param = shown(".".join(str(part) for part in error["loc"]))
+    param = shown(place_of(error["loc"]))
     if unknown:
         known = [one.alias or name for name, one in model.model_fields.items()] if len(error["loc"]) == 1 else []
         advice = did_you_mean(param, known) or "leave it out"

@@ -204,7 +204,7 @@ async def _events(
     writers = [_Writer(service, fields, plan, head) for _ in generation.choices]
     async with contextlib.aclosing(generation.events()) as pieces:
         async for choice, chunk in pieces:
-            if told := writers[choice.index].events(choice, chunk):
-                yield told
-    if told := generation.last_event(head):
-        yield told
+            if sent := writers[choice.index].events(choice, chunk):
+                yield sent
+    if sent := generation.last_event(head):
+        yield sent

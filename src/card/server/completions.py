@@ -188,5 +188,5 @@ async def _events(
                 continue
             more = {"tokens": service.names.provenance([chunk])} if fields.shows_tree else {}
             yield piece(choice, chunk.text, chunk.finish_reason, **more)
-    if told := generation.last_event(head):
-        yield told
+    if last := generation.last_event(head):
+        yield last

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from card.config.fields import check, make_plain, setting
-from card.errors import SettingsError, known_instead
+from card.errors import SettingsError, known_instead, named
 from card.machine.folders import expanded
 from card.server.admission import as_address, check_host, check_origin
 from card.text.lines import read_text
@@ -84,7 +84,9 @@ class ServerSettings:
 
     def _check_door(self) -> None:
         if self.no_key and self.api_keys:
-            raise SettingsError("no_key and api_key are both given and contradict each other; leave one out")
+            raise SettingsError(
+                f"{named('no_key')} and {named('api_key')} are both given and contradict each other; leave one out"
+            )
         if not (self.api_keys or self.no_key or is_loopback(self.host)):
             raise SettingsError(
                 f"any client that reaches {self.host} could use this server; set --api-key (or CARD_API_KEY), "

@@ -42,12 +42,12 @@ class CustomDefinition(Strict):
 
     def as_function(self) -> dict[str, Any]:
         """Return the function that stands for the tool."""
-        told = "The whole input of the tool, as one text."
+        description = "The whole input of the tool, as one text."
         if self.format is not None and self.format.definition is not None:
-            told += f" It must follow this {self.format.syntax} grammar:\n{self.format.definition}"
+            description += f" It must follow this {self.format.syntax} grammar:\n{self.format.definition}"
         parameters = {
             "type": "object",
-            "properties": {_INPUT: {"type": "string", "description": told}},
+            "properties": {_INPUT: {"type": "string", "description": description}},
             "required": [_INPUT],
             "additionalProperties": False,
         }
@@ -162,10 +162,10 @@ class InputText:
         if self._place is None:
             beginning = _BEGINNING.match(self._arguments)
             self._place = beginning.end() if beginning else None
-        if self._place is None or not (found := _WHOLE.match(self._arguments, self._place)):
+        if self._place is None or not (match := _WHOLE.match(self._arguments, self._place)):
             return ""
-        self._place = found.end()
-        return _ESCAPES.sub(_character, found[0])
+        self._place = match.end()
+        return _ESCAPES.sub(_character, match[0])
 
     def finish(self) -> str:
         """Return the rest of the text: all arguments as they are, if they have another form."""
@@ -174,8 +174,8 @@ class InputText:
         decoded = decoded_arguments(self._arguments)
         if not isinstance(decoded, dict):
             return self._arguments
-        told = decoded.get(_INPUT, self._arguments if decoded else "")
-        return told if isinstance(told, str) else self._arguments
+        text = decoded.get(_INPUT, self._arguments if decoded else "")
+        return text if isinstance(text, str) else self._arguments
 
 
 def _character(escape: re.Match[str]) -> str:

@@ -220,8 +220,8 @@ def generate(
                 stream = None
                 if params is not None:
                     assert params.seed is not None
-                    own = params.replace(seed=derived_seed(params.seed, choice_idx))
-                    stream = service.llm.generate(prompt_ids, own, view=view, prediction=prediction or ())
+                    choice_params = params.replace(seed=derived_seed(params.seed, choice_idx))
+                    stream = service.llm.generate(prompt_ids, choice_params, view=view, prediction=prediction or ())
                     stream.tell_unread(functools.partial(service.arrivals.hold, arrival))
                 speculates = fields.speculation == "on"
                 record = service.ledger.begin(len(prompt_ids), speculates=speculates, is_first=choice_idx == 0)

@@ -71,10 +71,10 @@ def _compact(source: str) -> str:
     """Return a schema that asks for JSON without white space."""
     schema = msgspec.json.decode(source, type=dict[str, msgspec.Raw])  # nested values stay undecoded
     try:
-        own = msgspec.json.decode(schema.get(OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
+        options = msgspec.json.decode(schema.get(OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
         return source  # the library says what is wrong
-    return msgspec.json.encode({**schema, OPTIONS_KEY: {**own, **COMPACT}}).decode()
+    return msgspec.json.encode({**schema, OPTIONS_KEY: {**options, **COMPACT}}).decode()
 
 
 class StructuredOutputs(Strict):

@@ -54,8 +54,8 @@ async def infill(request: Request) -> Response:
 async def _prompt(service: Service, fields: InfillRequest) -> FilledPrompt:
     others = [OtherFile(one.filename, one.text) for one in fields.input_extra]
     most = service.llm.max_model_len
-    kept = most // _ANSWER_SHARE
-    room = most - (kept if fields.n_predict is None else min(kept, fields.n_predict))
+    num_answer = most // _ANSWER_SHARE
+    room = most - (num_answer if fields.n_predict is None else min(num_answer, fields.n_predict))
     return await filled(
         service,
         fields.input_prefix + fields.prompt,
@@ -103,7 +103,7 @@ class _Writer:
 
     def answer(self, choice: Choice) -> dict[str, Any]:
         """Return an answer; of it only the fields that were asked for, if any were."""
-        told = {
+        answer = {
             **self._counts(choice),
             "content": choice.text if self._writes else "",
             "stop": True,
@@ -117,8 +117,8 @@ class _Writer:
             **self._generation.metrics(),
         }
         wanted = self._fields.response_fields
-        found = {path: _at(told, path.split("/")) for path in wanted}
-        return {path: value for path, value in found.items() if value is not None} if wanted else told
+        chosen = {path: _at(answer, path.split("/")) for path in wanted}
+        return {path: value for path, value in chosen.items() if value is not None} if wanted else answer
 
     def _stop_type(self, choice: Choice) -> str:
         if choice.record.finish_reason != "stop":
@@ -146,8 +146,8 @@ def _timings(choice: Choice) -> dict[str, float]:
     return told
 
 
-def _at(told: Any, path: Sequence[str]) -> Any:
+def _at(value: Any, path: Sequence[str]) -> Any:
     """Return what stands under nested names; None if nothing does."""
     for name in path:
-        told = told.get(name) if isinstance(told, dict) else None
-    return told
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -77,17 +77,6 @@ def _text_of(service: Service, token_ids: Sequence[int]) -> str:
     return decode(service.tokenizer, token_ids)
 
 
-async def embeddings(request: Request) -> Response:
-    """Refuse: this server computes no embeddings. Raises: ApiError 404."""
-    service: Service = request.app.state.service
-    names = ", ".join(service.settings.served_model_names)
-    raise ApiError(
-        404,
-        f"this server writes text with {names} and makes no embeddings; send them to a server of an embedding model",
-        code="no_such_path",
-    )
-
-
 def _model(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name,

@@ -14,19 +14,19 @@ def bind(settings: ServerSettings) -> socket.socket:
     Listening begins now, since two sockets that are only bound can share an address. A client that connects before the
     model is loaded waits.
     """
-    own = None
+    sock = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        own = socket.socket(family, kind, protocol)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind(address)
-        own.listen()
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen()
     except OSError as error:
-        if own is not None:
-            own.close()
+        if sock is not None:
+            sock.close()
         raise SettingsError(
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; choose another --host or --port"
         ) from error
-    return own
+    return sock

@@ -176,10 +176,10 @@ def speculative_decoding(stats: RequestStats, most_candidates: int) -> dict[str,
     Args:
         most_candidates: most candidates of one verification.
     """
-    kept = stats.accepted_per_depth
-    at_least = [stats.target_passes, *kept]
-    histogram = [count - later for count, later in zip(at_least, [*kept, 0], strict=True)]
-    num_spec_tokens = max(most_candidates, len(kept))
+    per_depth = stats.accepted_per_depth
+    at_least = [stats.target_passes, *per_depth]
+    histogram = [count - later for count, later in zip(at_least, [*per_depth, 0], strict=True)]
+    num_spec_tokens = max(most_candidates, len(per_depth))
     histogram += [0] * (num_spec_tokens + 1 - len(histogram))
     return {
         "mean_acceptance_length": stats.mean_acceptance_length,

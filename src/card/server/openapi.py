@@ -109,10 +109,10 @@ def _content(kinds: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, has_keys: bool) -> None:
     """Add the schemas of the bodies, and the way to send a key, to the application's `/openapi.json`."""
-    _, found = models_json_schema(
+    _, definitions = models_json_schema(
         [(model, "validation") for model in bodies], ref_template="#/components/schemas/{model}"
     )
-    schemas = found["$defs"]
+    schemas = definitions["$defs"]
     for model in bodies:
         _limit(schemas[model.__name__]["properties"], service)
     for schema in schemas.values():
@@ -123,12 +123,12 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, h
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
-        told = make()
-        components = told.setdefault("components", {})
+        document = make()
+        components = document.setdefault("components", {})
         components.setdefault("schemas", {}).update(schemas)
         if has_keys:
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        return told
+        return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 

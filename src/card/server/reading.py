@@ -83,10 +83,10 @@ class ReadingAhead:
     async def _encode(self, fields: ChatRequest, turn: Message, content: str) -> tuple[int, ...]:
         """Return the next prompt, if this is what the next turn says."""
         if turn.tool_calls:
-            told = [{"role": "tool", "tool_call_id": call.id, "content": content} for call in turn.tool_calls]
+            sent = [{"role": "tool", "tool_call_id": call.id, "content": content} for call in turn.tool_calls]
         else:
-            told = [{"role": "user", "content": content}]
-        following = [Message.model_validate(one) for one in told]
+            sent = [{"role": "user", "content": content}]
+        following = [Message.model_validate(one) for one in sent]
         asked = fields.model_copy(update={"messages": [*fields.messages, turn, *following]})
         return await self._server.encode(self._server.tools.plan(asked).conversation)
 

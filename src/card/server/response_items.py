@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from card.server.custom_tools import as_arguments
-from card.server.strict import Strict
+from card.server.strict import Strict, by_kind, member
 from card.server.tool_schemas import ARGUMENTS_SCHEMA
 
 
@@ -74,14 +74,10 @@ def _part_kind(part: object) -> str:
 
 
 ContentPart = Annotated[
-    Annotated[TextPart, Tag("text")]
-    | Annotated[RefusalPart, Tag("refusal")]
-    | Annotated[ImagePart, Tag("input_image")],
-    Discriminator(
-        _part_kind,
-        custom_error_type="part_type",
-        custom_error_message="parts must be of type input_text, output_text, text, refusal or input_image",
-    ),
+    Annotated[TextPart, member("text")]
+    | Annotated[RefusalPart, member("refusal")]
+    | Annotated[ImagePart, member("input_image")],
+    by_kind(_part_kind, "part_type", "parts must be of type input_text, output_text, text, refusal or input_image"),
 ]
 
 
@@ -208,16 +204,16 @@ def _item_kind(item: object) -> str:
 OF_OTHER_SERVERS = frozenset({"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"})
 
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[CustomCallItem, Tag("custom_tool_call")]
-    | Annotated[LocalShellCallItem, Tag("local_shell_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")],
-    Discriminator(
+    Annotated[InputMessage, member("message")]
+    | Annotated[ReasoningItem, member("reasoning")]
+    | Annotated[FunctionCallItem, member("function_call")]
+    | Annotated[CustomCallItem, member("custom_tool_call")]
+    | Annotated[LocalShellCallItem, member("local_shell_call")]
+    | Annotated[FunctionOutputItem, member("function_call_output")],
+    by_kind(
         _item_kind,
-        custom_error_type="item_type",
-        custom_error_message="items must be of type message, reasoning, function_call, function_call_output, "
+        "item_type",
+        "items must be of type message, reasoning, function_call, function_call_output, "
         "custom_tool_call, custom_tool_call_output or local_shell_call",
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.server.bodies import fitted
 from card.server.custom_tools import CustomTool
@@ -25,7 +25,7 @@ from card.server.response_items import (
 )
 from card.server.sampling_fields import names_at
 from card.server.schemas import MAX_MESSAGES, ChatRequest, CommonFields, Effort, TemplateKwargs
-from card.server.strict import Ignored, NotDone, Strict, takes
+from card.server.strict import Ignored, NotDone, Strict, by_kind, member, takes
 from card.server.tool_schemas import MAX_TOOLS, FunctionDefinition
 
 _AS_IN_CHAT = set(names_at("responses")) | {
@@ -50,10 +50,8 @@ class FunctionTool(FunctionDefinition):
 
 
 OfferedTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
-    Discriminator(
-        kind_of, custom_error_type="tool_type", custom_error_message="only type function or custom is supported"
-    ),
+    Annotated[FunctionTool, member("function")] | Annotated[CustomTool, member("custom")],
+    by_kind(kind_of, "tool_type", "only type function or custom is supported"),
 ]
 
 

@@ -105,11 +105,11 @@ class _Answer:
             yield self._event({"type": kind, "response": self.body()})
         async with contextlib.aclosing(self._generation.events()) as pieces:
             async for _, chunk in pieces:
-                told = self.items.push(chunk.parts)
+                events = self.items.push(chunk.parts)
                 if chunk.finish_reason is not None:
-                    told += self.finish(chunk.finish_reason)
-                if told:
-                    yield b"".join(map(self._event, told))
+                    events += self.finish(chunk.finish_reason)
+                if events:
+                    yield b"".join(map(self._event, events))
         yield self._event({"type": f"response.{self._status}", "response": self.body()})
 
     def failure(self, error: ApiError) -> bytes:

@@ -165,8 +165,8 @@ class _Run:
         if cause is None:  # it was shut down, after a second signal
             return
         self._status = _DEAD_ENGINE
-        told = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)}
-        log_event(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **told)
+        facts = {"exception": type(cause).__name__, "at": frames_of(cause.__traceback__)}
+        log_event(logger, logging.ERROR, "the engine has died; the server ends", status=self._status, **facts)
         with contextlib.suppress(TimeoutError):  # clients with running requests first get their errors
             await asyncio.wait_for(self._service.arrivals.until_empty(), _CUT_OFF_S)
         self._server.should_exit = True

@@ -94,9 +94,9 @@ class EventStream(StreamingResponse):
                 async for piece in with_pings(self._events, self._interval_s(), self._break_silence):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except CardError as error:
-            told = as_api_error(error, self._spelling)
+            api_error = as_api_error(error, self._spelling)
             await self._generation.close()  # first, so that a client that does not read holds no place
-            await send({"type": "http.response.body", "body": self._tell(told), "more_body": True})
+            await send({"type": "http.response.body", "body": self._tell(api_error), "more_body": True})
         await self._generation.close()
         await send({"type": "http.response.body", "body": self._end, "more_body": False})
 
@@ -108,6 +108,6 @@ class EventStream(StreamingResponse):
 
     def _break_silence(self) -> bytes:
         """Return how far the prompt is read, if the client wants to know, else a comment."""
-        if self._head is None or not self._generation.tells_progress or (told := self._generation.progress()) is None:
+        if self._head is None or not self._generation.tells_progress or (read := self._generation.progress()) is None:
             return self._comment
-        return event({**self._head, "choices": [], "prompt_progress": told})
+        return event({**self._head, "choices": [], "prompt_progress": read})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -10,6 +10,8 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
+    Tag,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
@@ -106,6 +108,24 @@ def by_type(usual: type[Strict], custom: type[Strict]) -> WrapValidator:
         return (custom if kind == "custom" else usual).model_validate(value, context=info.context)
 
     return WrapValidator(validate)
+
+
+_KIND = "kind "  # marks what an error's place holds for a member of a union, which no client wrote
+
+
+def member(kind: str) -> Tag:
+    """Return the tag of a union's member, for `by_kind`."""
+    return Tag(_KIND + kind)
+
+
+def by_kind(kind_of: Callable[[Any], str], name: str, told: str) -> Discriminator:
+    """Read a value as the `member` of a union that ``kind_of`` names; ``told``, an error ``name``, is for others."""
+    return Discriminator(lambda value: _KIND + kind_of(value), custom_error_type=name, custom_error_message=told)
+
+
+def place_of(error: Iterable[int | str]) -> str:
+    """Return where in a body an error is, from the ``loc`` of pydantic, as the client wrote it: ``input.0.content``."""
+    return ".".join(str(part) for part in error if not str(part).startswith(_KIND))
 
 
 def at_most(count: int) -> BeforeValidator:

@@ -84,17 +84,17 @@ class TokenNames:
 
     def provenance(self, chunks: Iterable[StreamChunk]) -> list[dict[str, Any]]:
         """Return the origin of each token and the candidates beside it (`shows_tree`)."""
-        found = []
+        rows = []
         for chunk in chunks:
-            told = (chunk.token_ids, chunk.origins, chunk.alternatives, chunk.thinks)
-            for token_id, origin, beside, thinks in zip_longest(*told):
+            parts = (chunk.token_ids, chunk.origins, chunk.alternatives, chunk.thinks)
+            for token_id, origin, beside, thinks in zip_longest(*parts):
                 alternatives = [
                     {"token_id": other, "text": self.text(other), "path_logprob": logprob, "writer": writer}
                     for other, logprob, writer in beside or ()
                 ]
-                own = {"token_id": token_id, "text": self.text(token_id), "origin": origin or ""}
-                found.append({**own, "alternatives": alternatives, **({"thinks": True} if thinks else {})})
-        return found
+                facts = {"token_id": token_id, "text": self.text(token_id), "origin": origin or ""}
+                rows.append({**facts, "alternatives": alternatives, **({"thinks": True} if thinks else {})})
+        return rows
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {"token": self.text(token_id), "logprob": _finite(logprob), "bytes": self.raw_bytes(token_id)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +15,10 @@ NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,128}$"
 MAX_TOOLS = 1024
 
 _PARAMETERS_SCHEMA = {"type": "object", "properties": {"type": {"const": "object"}}}
+_HEX = "[0-9a-fA-F]"
+# Escapes in JSON strings: those that stay as they are, or one of half a character, which models write when they are cut
+# off and which no text can hold.
+_ESCAPES = re.compile(rf"(\\[^u]|\\u[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}})|\\u[dD][89a-fA-F]{_HEX}{{2}}")
 ARGUMENTS_SCHEMA = {"type": "string", "description": "JSON of an object; the model gets anything else as it is"}
 
 
@@ -38,9 +43,9 @@ class FunctionDefinition(Strict):
 
     def as_template_has_it(self) -> dict[str, Any]:
         """Return the function in the shape that chat templates read."""
-        told = self.model_dump(include={"name", "description"}, exclude_none=True)
-        told["parameters"] = self.parameters or {"type": "object", "properties": {}}
-        return {"type": "function", "function": told}
+        function = self.model_dump(include={"name", "description"}, exclude_none=True)
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
 
 
 class Tool(Strict):
@@ -93,9 +98,9 @@ class CalledFunction(Strict):
 def decoded_arguments(arguments: str) -> dict[str, Any] | str:
     """Return the arguments of a call; the text itself if it is not a JSON object, as models may write or be cut off.
 
-    An empty text counts as no arguments.
+    An empty text counts as no arguments; half a character becomes U+FFFD.
     """
-    data = (arguments.strip() or "{}").encode()
+    data = _ESCAPES.sub(lambda found: found[1] or r"\ufffd", arguments.strip() or "{}").encode()
     if shape_of(data).excess():
         return arguments
     try:

@@ -12,8 +12,8 @@ def final_number(text: str) -> Decimal | None:
     """Return the first number after the last ####, or else the last number of a text; None if there is none."""
     _, mark, end = text.rpartition("####")
     after = _NUMBER.findall(end) if mark else []
-    found = after[:1] or _NUMBER.findall(text)[-1:]
+    numbers = after[:1] or _NUMBER.findall(text)[-1:]
     try:
-        return Decimal(found[0].replace(",", "")) if found else None
+        return Decimal(numbers[0].replace(",", "")) if numbers else None
     except InvalidOperation:
         return None

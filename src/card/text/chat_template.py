@@ -83,8 +83,8 @@ def _with_older_names(chat: list[Any]) -> list[Any]:
     """Return messages with their reasoning under all names that templates read, as transformers does."""
     renamed: list[Any] = []
     for message in chat:
-        found = [message[name] for name in _REASONING if message.get(name) is not None]
-        renamed.append({"thinking": found[0], **message, "reasoning_content": found[0]} if found else message)
+        thoughts = [message[name] for name in _REASONING if message.get(name) is not None]
+        renamed.append({"thinking": thoughts[0], **message, "reasoning_content": thoughts[0]} if thoughts else message)
     return renamed
 
 

@@ -65,12 +65,12 @@ def with_options(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
 
     A schema that says `COMPACT` keeps to that, whatever white space the options allow.
     """
-    own = schema.get(OPTIONS_KEY, {})
-    if not isinstance(own, dict):
+    stated = schema.get(OPTIONS_KEY, {})
+    if not isinstance(stated, dict):
         return dict(schema)  # the library says what is wrong
-    if own.get("whitespace_flexible") is False:
+    if stated.get("whitespace_flexible") is False:
         options = {name: value for name, value in options.items() if name != "whitespace_pattern"}
-    return {**schema, OPTIONS_KEY: {**options, **own}}
+    return {**schema, OPTIONS_KEY: {**options, **stated}}
 
 
 def _is_compact(source: str) -> bool:
@@ -81,8 +81,8 @@ def _is_compact(source: str) -> bool:
         schema = json.loads(source)
     except (ValueError, RecursionError):  # the library says what is wrong
         return False
-    own = schema.get(OPTIONS_KEY) if isinstance(schema, dict) else None
-    return isinstance(own, dict) and own.get("whitespace_flexible") is False
+    options = schema.get(OPTIONS_KEY) if isinstance(schema, dict) else None
+    return isinstance(options, dict) and options.get("whitespace_flexible") is False
 
 
 def as_lark(source: str) -> str:
@@ -92,9 +92,9 @@ def as_lark(source: str) -> str:
     """
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    before, is_behind, own = source.rpartition(GBNF_BEHIND)
+    before, is_behind, grammar = source.rpartition(GBNF_BEHIND)
     try:
-        lark = str(gbnf_to_lark(own))
+        lark = str(gbnf_to_lark(grammar))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except Exception as error:  # the library raises nothing narrower

@@ -81,7 +81,7 @@ class GrammarSandbox:
         """Start the child, without waiting for it. Raises: CapacityError if it cannot be started."""
         self._is_ready = self._is_killed = self._is_spent = False
         self._begun_at = time.monotonic()
-        kept = {name: os.environ[name] for name in _KEPT_NAMES if name in os.environ}
+        environment = {name: os.environ[name] for name in _KEPT_NAMES if name in os.environ}
         try:
             self._process = subprocess.Popen(
                 (*_COMMAND, *import_paths(sys.path)),
@@ -90,7 +90,7 @@ class GrammarSandbox:
                 stderr=subprocess.DEVNULL,  # its crashes are expected
                 bufsize=0,
                 process_group=0,  # Ctrl-C reaches the parent only
-                env=kept,
+                env=environment,
             )
         except OSError as error:
             raise CapacityError(
@@ -289,11 +289,11 @@ def child_stack_bytes() -> int:
 
     A stack overflow ends the process and cannot be caught.
     """
-    own = threading.stack_size()
-    if not own and resource is not None:
+    size = threading.stack_size()
+    if not size and resource is not None:
         soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
-        own = 0 if soft == resource.RLIM_INFINITY else soft
-    return max(1 << 18, min(_MOST_STACK_BYTES, (own or _UNLIMITED_STACK_BYTES) // 2))
+        size = 0 if soft == resource.RLIM_INFINITY else soft
+    return max(1 << 18, min(_MOST_STACK_BYTES, (size or _UNLIMITED_STACK_BYTES) // 2))
 
 
 def _wait_for(pipe: IO[bytes], event: int, deadline: float) -> None:

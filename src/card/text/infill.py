@@ -105,16 +105,16 @@ class Infill:
         before = self._parts(prefix, self._encode) if isinstance(prefix, str) else list(prefix)
         behind = self._parts(suffix, self._encode_inside)
         num_fixed = len(self._begin_ids) + len(before) + len(behind) + len(self._head()) + 3
-        told = self._fitting(others, room - num_fixed)
-        files = [token_id for one in told for token_id in one]
+        fitting = self._fitting(others, room - num_fixed)
+        files = [token_id for one in fitting for token_id in one]
         if self._file_id is None:
             head, before = [], [*files, *before]
         else:
-            head = [*self._head(), *files, *self._file(_FILE_NAME, "")] if told else []
+            head = [*self._head(), *files, *self._file(_FILE_NAME, "")] if fitting else []
         prefix_ids, suffix_ids = [self._id(family.prefix), *before], [self._id(family.suffix), *behind]
         parts = [*suffix_ids, *prefix_ids] if family.is_suffix_first else [*prefix_ids, *suffix_ids]
         middle = [] if family.middle is None else [self._id(family.middle)]
-        return FilledPrompt((*self._begin_ids, *head, *parts, *middle), len(others) - len(told))
+        return FilledPrompt((*self._begin_ids, *head, *parts, *middle), len(others) - len(fitting))
 
     # ---- other files ------------------------------------------------------------------------------------------------
 

@@ -137,11 +137,11 @@ def _of_file(source: str | Path, bounds: PictureBounds, what: str) -> bytes:
         raise PromptError(f"{what} names a file, and files may not be named here; send a data URL")
     folder = bounds.folder.resolve()
     try:
-        found = (folder / path).resolve()
-        is_allowed = found.is_relative_to(folder) and found.is_file()
+        file = (folder / path).resolve()
+        is_allowed = file.is_relative_to(folder) and file.is_file()
         if is_allowed:
-            _check_bytes(found.stat().st_size, bounds, what)
-            return found.read_bytes()
+            _check_bytes(file.stat().st_size, bounds, what)
+            return file.read_bytes()
     except (OSError, ValueError):
         pass  # told below in the same words: a caller learns nothing of what lies outside the folder
     raise PromptError(f"{what} is no file that can be read below the folder for images; name one, or send a data URL")

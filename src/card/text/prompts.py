@@ -69,8 +69,8 @@ def encode_chat(tokenizer: Tokenizer, messages: Messages) -> list[int]:
     variables: dict[str, Any] = {}
     if isinstance(messages, Conversation):
         tools, variables = list(messages.tools) or None, dict(messages.template_kwargs)
-    told = [{**message, "content": _content(message)} for message in messages]
-    text = render_chat(tokenizer, told, tools=tools, add_generation_prompt=True, template_kwargs=variables)
+    plain = [{**message, "content": _content(message)} for message in messages]
+    text = render_chat(tokenizer, plain, tools=tools, add_generation_prompt=True, template_kwargs=variables)
     return encode_rendered(tokenizer, text)
 
 
@@ -101,10 +101,10 @@ def split_images(messages: Messages) -> tuple[Messages, list[object]]:
 
 def joined_texts(messages: Messages) -> Messages:
     """Return what `split_images` gave for a template that takes texts alone; there are no images in it."""
-    told = [{**one, "content": "\n".join(str(part["text"]) for part in one["content"])} for one in messages]
+    plain = [{**one, "content": "\n".join(str(part["text"]) for part in one["content"])} for one in messages]
     if isinstance(messages, Conversation):
-        return Conversation(told, messages.tools, messages.template_kwargs)
-    return told
+        return Conversation(plain, messages.tools, messages.template_kwargs)
+    return plain
 
 
 def _part(part: object, sources: list[object], what: str) -> dict[str, Any]:
@@ -148,8 +148,8 @@ def turn_end_id(tokenizer: Tokenizer) -> int | None:
         return None
     rest = text.rpartition(_ANSWER)[2].lstrip()
     special = {str(token): idx for idx, token in tokenizer.added_tokens_decoder.items() if token.special}
-    found = [token for token in special if token and rest.startswith(token)]
-    return special[max(found, key=len)] if found else None
+    leading = [token for token in special if token and rest.startswith(token)]
+    return special[max(leading, key=len)] if leading else None
 
 
 def _content(message: Mapping[str, Any]) -> Any:

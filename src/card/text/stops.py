@@ -17,15 +17,15 @@ class StopMarks:
     def __init__(self, stops: Sequence[str], silent_tokens: Mapping[int, str]) -> None:
         """Take the stop strings, and the tokens that the text leaves out by their ids."""
         all_stops = "\0".join(stops)
-        found = {i: text for i, text in silent_tokens.items() if text and text in all_stops}
-        self.of_token = {token_id: chr(_FIRST_MARK + idx) for idx, token_id in enumerate(found)}
-        self.ends = {token_id: text for token_id, text in found.items() if text in stops}
-        by_text = {text: self.of_token[token_id] for token_id, text in found.items()}
+        stopping = {i: text for i, text in silent_tokens.items() if text and text in all_stops}
+        self.of_token = {token_id: chr(_FIRST_MARK + idx) for idx, token_id in enumerate(stopping)}
+        self.ends = {token_id: text for token_id, text in stopping.items() if text in stops}
+        by_text = {text: self.of_token[token_id] for token_id, text in stopping.items()}
         texts = re.compile("|".join(map(re.escape, sorted(by_text, key=len, reverse=True))))
-        marked = [texts.sub(lambda match: by_text[match[0]], stop) for stop in stops] if found else []
+        marked = [texts.sub(lambda match: by_text[match[0]], stop) for stop in stops] if stopping else []
         self.stops = tuple(dict.fromkeys([*stops, *marked]))
         self._nothing = dict.fromkeys(map(ord, self.of_token.values()))
-        self._texts = {ord(mark): found[token_id] for token_id, mark in self.of_token.items()}
+        self._texts = {ord(mark): stopping[token_id] for token_id, mark in self.of_token.items()}
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -18,8 +18,8 @@ def with_templates(tokenizer: Tokenizer, chat: str | None, tools: str | None) ->
     """
     if chat is None and tools is None:
         return tokenizer
-    own = tokenizer.chat_template
-    templates = {"default": own} if isinstance(own, str) else dict(own or {})
+    stated = tokenizer.chat_template
+    templates = {"default": stated} if isinstance(stated, str) else dict(stated or {})
     if chat is not None:
         templates = {"default": _read(chat)}
     if tools is not None:

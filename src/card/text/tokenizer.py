@@ -163,13 +163,13 @@ class Tokenizer:
         if isinstance(self.chat_template, str):
             return self.chat_template
         names = [_TOOL_USE, _DEFAULT] if tools is not None else [_DEFAULT]
-        found = next((self.chat_template[name] for name in names if name in self.chat_template), None)
-        if found is None:
+        template = next((self.chat_template[name] for name in names if name in self.chat_template), None)
+        if template is None:
             raise PromptError(
                 f"the tokenizer has the chat templates {', '.join(sorted(self.chat_template))} and no default one; "
                 "give a plain prompt, or name the one to be used default"
             )
-        return found
+        return template
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which `read_tokenizer` and transformers read."""

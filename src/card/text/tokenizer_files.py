@@ -81,10 +81,10 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    if not isinstance(found, dict):
+    facts = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    if not isinstance(facts, dict):
         raise ValueError(f"{file.name} is no JSON object")
-    return found
+    return facts
 
 
 def _remade(file: _File, kind: TokenizerClass, config: Mapping[str, Any], special: Mapping[str, Any]) -> bytes:
@@ -194,9 +194,9 @@ def _add(
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     """Return the chat template, or several by name: files of their own come before tokenizer_config.json."""
-    found = dict(_template_files(folder))
-    if found:
-        return found["default"] if list(found) == ["default"] else found
+    templates = dict(_template_files(folder))
+    if templates:
+        return templates["default"] if list(templates) == ["default"] else templates
     stated = config.get("chat_template")
     if isinstance(stated, list):
         return {one["name"]: one["template"] for one in stated}

@@ -191,5 +191,5 @@ def check_rows(parent_ids: Sequence[int], tokens: Sequence[Sequence[int]], logpr
             )
         if math.isnan(sum(row_logprobs)) or max(row_logprobs, default=0.0) > _MAX_LOGPROB:  # a NaN makes the sum NaN
             raise ProtocolError(
-                f"logprobs must be numbers of at most 0, got {list(row_logprobs)}; check the draft model"
+                f"drafted logprobs must be numbers of at most 0, got {list(row_logprobs)}; check the draft model"
             )

@@ -30,6 +30,7 @@ class Verification:
     offer: Nodes  # the candidates
     logits: Logits  # [1 + N, V] of the target after the root and after each candidate; grammar and penalties applied
     choices: Sequence[int]  # the token that the target's sampler takes of each row
+    first_place: int  # in the text, of the candidates below the root
     features: FloatArray | None = None  # [1 + N, F] of the same rows, if the verifier's judge wishes for hidden states
 
     def leniently_accepted(self, verdict: Verdict) -> int:

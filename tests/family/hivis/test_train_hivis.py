@@ -41,12 +41,26 @@ def written(folder: Path, lines: list[dict[str, Any]]) -> str:
 
 def test_a_drafter_is_written_and_a_cut_off_training_ends_alike(run, seeing, tmp_path):
     data = written(tmp_path, [conversation(text) for text in ("cat", "mat")] + [conversation("six", None)] * 2)
-    out = tmp_path / "whole.safetensors"
-    args = ("--target", seeing, "--data", data, "--max-tokens", "12", "--epochs", "3", "--out")
+    out = tmp_path / "whole"
+    args = (
+        "--target",
+        seeing,
+        "--data",
+        data,
+        "--max-tokens",
+        "12",
+        "--epochs",
+        "3",
+        "--width",
+        "64",
+        "--layers",
+        "2",
+        "--out",
+    )
     ran = run(*args, str(out))
     assert (ran.status, ran.err) == (0, "")
-    assert re.search(r"[\d.]+ tokens a target pass with 16 candidates, on texts that it did not learn from", ran.out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shown.png", "talks.jsonl", "whole.safetensors"]
+    assert re.search(r"[\d.]+ tokens a target pass with 5 candidates, on texts that it did not learn from", ran.out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shown.png", "talks.jsonl", "whole"]
 
     check_a_command_goes_on(run, args, out, (train_hivis, "train_fused"))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from card.errors import ModelError, PromptError
 from card.family.judges import mining
 from card.family.judges.auto import AUTO_WISH, AutoJudge, PairFacts
 from card.family.judges.choosing import verifier_of
-from card.family.judges.mining import Miner, Mismatches
+from card.family.judges.mining import Mined, Miner, Mismatches
 from card.family.judges.train_judge import train_judge
 from card.family.learning.regression import area_range, area_under_roc, fit_ridge
 from card.models.protocol import Extension
@@ -96,18 +99,38 @@ def test_prompts_that_wait_for_others_have_the_same_mismatches(
 
 
 @pytest.mark.parametrize("num_passes", [1, 12, 40])
-def test_mining_that_runs_out_of_time_keeps_the_mismatches_that_were_tried(
+def test_mining_that_runs_out_of_time_goes_on_from_what_was_tried(
     models: tuple[RowRunner, RowRunner], num_passes: int
 ) -> None:
-    one = miner(models, lambda _, ids: ids[-1] % 2)
-    whole = {found.prompt_idx: found for found in one.mine(list(enumerate(PROMPTS)))}
+    one, prompts = miner(models, lambda _, ids: ids[-1] % 2), list(enumerate(PROMPTS))
+    whole = mine(one)
     passes = iter(range(num_passes))
-    part = list(one.mine(list(enumerate(PROMPTS)), lambda: next(passes, None) is None))
-    tried = sum(len(found.is_important) for found in part)
-    assert (tried > 0) == (num_passes > 12) and tried < sum(len(found.is_important) for found in whole.values())
-    for found in part:
-        assert found.is_important == whole[found.prompt_idx].is_important[: len(found.is_important)]
-    assert len(list(one.mine(list(enumerate(PROMPTS))))) == len(PROMPTS)  # nothing was left open
+    part = list(one.mine(prompts, lambda: next(passes, None) is None))
+    assert (len(Mismatches.joined(part)) > 0) == (num_passes > 12) and len(Mismatches.joined(part)) < len(whole)
+    rest = list(one.mine(prompts, earlier={found.prompt_idx: found for found in part}))
+    joined = Mismatches.joined([*part, *rest])
+    assert torch.equal(joined.is_important, whole.is_important) and torch.equal(joined.prompt_idx, whole.prompt_idx)
+    torch.testing.assert_close(joined.features, whole.features)
+    ended = [found.prompt_idx for found in [*part, *rest] if found.is_last]
+    assert sorted(ended) == list(range(len(PROMPTS))), "each prompt ends once"
+    done = {found.prompt_idx: found for found in [*part, *rest] if found.is_last}
+    assert not list(one.mine(prompts, earlier=done)), "nothing is left"
+
+
+def test_a_text_ends_where_its_result_is_decided(models: tuple[RowRunner, RowRunner]) -> None:
+    def answer_of(_: int, ids: Sequence[int]) -> int:
+        return ids[min(len(ids), 5) - 1] % 2
+
+    def mined(num_deciding: int) -> list[Mined]:
+        ends_after = partial(operator.le, num_deciding)
+        sizes: dict[str, Any] = {"max_tokens": 12, "end_ids": frozenset({0})}
+        one = Miner(*models, answer_of=answer_of, is_decided=lambda ids: ends_after(len(ids)), **sizes)
+        return list(one.mine(list(enumerate(PROMPTS))))
+
+    short, long = mined(5), mined(12)
+    assert max(len(one.answer_ids) for one in short) == 5 < max(len(one.answer_ids) for one in long)
+    tried = [[(one.prompt_idx, one.is_important) for one in found if one.place <= 5] for found in (short, long)]
+    assert len(tried[1]) > len(PROMPTS) and not Counter(tried[1]) - Counter(tried[0]), "labels are the same"
 
 
 def test_nothing_is_important_if_all_answers_are_the_same(models: tuple[RowRunner, RowRunner]) -> None:
@@ -252,17 +275,20 @@ def test_a_training_that_was_cut_off_goes_on(run: Callable[..., Ran], pair: Pair
     command += ["--out", str(out), "--max-tokens"]
     assert "a judge needs 5 that do" in run(*command, "8", "--max-prompts", "3").err  # the tiny pair writes no numbers
     facts, *found = kept.read_text().splitlines()
-    assert len(found) == 3
-    relabelled = []
-    for line in found:
-        key, (labels, states) = json.loads(line)
-        relabelled.append(json.dumps([key, [[idx % 2 == 0 for idx in range(len(labels))], states]]))
+    tried = [json.loads(line) for line in found]
+    assert len({key.partition(".")[0] for key, _ in tried}) == 3
+    last = next(idx for idx, (_, outcome) in enumerate(tried) if outcome[2] is not None)
+    relabelled = [
+        json.dumps([key, [ids, place, None if label is None else idx % 2 == 0, states]])
+        for idx, (key, (ids, place, label, states)) in enumerate(tried)
+    ]
     kept.write_text("\n".join([facts, *relabelled, '["cut o']))
     for tokens, reason in (("9", "of another run: its max_tokens differs"), ("8", "")):
         ran = run(*command, tokens)
         assert (ran.status == 2) == bool(reason) and reason in ran.err and len(ran.err.splitlines()) <= 1
     assert "in 5 of 5 prompts changed the final number" in ran.out and out.is_file()  # those that were kept, too
     assert not kept.exists()
-    kept.write_text("\n".join([facts, json.dumps([json.loads(found[0])[0], 3])]) + "\n")
-    ran = run(*command, "8")
-    assert ran.status == 2 and "is damaged" in ran.err and len(ran.err.splitlines()) == 1
+    for damage in (3, [[1], 2, None, None], [[1, 2], 1, True, "!"]):
+        kept.write_text("\n".join([facts, json.dumps([tried[last][0].partition(".")[0] + ".0", damage])]) + "\n")
+        ran = run(*command, "8")
+        assert ran.status == 2 and "is damaged" in ran.err and len(ran.err.splitlines()) == 1

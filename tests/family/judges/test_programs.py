@@ -12,7 +12,13 @@ import pytest
 
 from card.errors import PromptError, SettingsError
 from card.family.judges import fence, programs
-from card.family.judges.programs import ProgramTask, check_fence, read_tasks, run_behind_fence
+from card.family.judges.programs import (
+    ProgramTask,
+    check_fence,
+    has_whole_program,
+    read_tasks,
+    run_behind_fence,
+)
 from tests.commands import Ran, run_command
 
 
@@ -44,6 +50,13 @@ def test_the_outcome_is_which_tests_the_first_block_passes(
     answer: str, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert TASK.outcome(answer) == outcome
+
+
+def test_a_program_is_whole_once_its_block_is_closed() -> None:
+    answer = "Here it is:\n```python\ndef f(x):\n    return x + 1\n```"
+    whole = [end for end in range(len(answer) + 1) if has_whole_program(answer[:end])]
+    assert whole == [len(answer)] and has_whole_program(f"{answer}\nUse it so:\n```")
+    assert TASK.outcome(answer) == TASK.outcome(f"{answer}\n```python\ndef f(x): return 4\n```")
 
 
 FORBIDDEN = (

@@ -27,7 +27,7 @@ def seen_of(
     rows = torch.tensor(probs).log()
     paths = tuple(math.log(math.prod(drafted[: i + 1])) for i in range(len(tokens)))
     nodes = Nodes(tuple(tokens), tuple(range(-1, len(tokens) - 1)), paths, **offer)
-    return Verification(nodes, rows, rows.argmax(-1).tolist())
+    return Verification(nodes, rows, rows.argmax(-1).tolist(), 0)
 
 
 UNSURE, SURE = [0.40, 0.30, 0.15, 0.10, 0.05, 0.0], [0.95, 0.03, 0.01, 0.01, 0.0, 0.0]
@@ -94,7 +94,7 @@ def test_the_knob_of_fly_is_what_its_gate_lies_below_one_nat() -> None:
 
 def test_of_several_tolerated_candidates_the_likeliest_stays() -> None:
     offer = Nodes((2, 1), (ROOT, ROOT), (-1.0, -2.0))
-    seen = Verification(offer, torch.tensor([UNSURE] * 3).log(), [0, 0, 0])
+    seen = Verification(offer, torch.tensor([UNSURE] * 3).log(), [0, 0, 0], 0)
     assert JudgingVerifier(Relaxed(1.0)).decide(seen).accepted == (1,)
 
 
@@ -110,7 +110,7 @@ def test_with_a_knob_of_0_the_verdict_is_that_of_the_exact_verifier(kind: str, d
 def test_a_token_that_a_grammar_forbids_is_never_kept(kind: str, data: st.DataObject) -> None:
     seen = drawn(data)
     seen.logits[:, V - 1] = float("-inf")
-    seen = Verification(seen.offer, seen.logits, [choice % (V - 1) for choice in seen.choices])
+    seen = Verification(seen.offer, seen.logits, [choice % (V - 1) for choice in seen.choices], 0)
     verdict = verifier_of(f"{kind}:{KNOBS[kind].most}").decide(seen)
     assert V - 1 not in [seen.offer.tokens[i] for i in verdict.accepted]
 
@@ -127,7 +127,7 @@ def drawn(data: st.DataObject) -> Verification:
     offer = Nodes(tuple(tokens), tuple(parents), tuple(scores), tuple([1] * count)).take(kept)
     values = st.lists(st.floats(-4, 4), min_size=V, max_size=V)
     logits = torch.tensor([data.draw(values) for _ in range(len(kept) + 1)])
-    return Verification(offer, logits, [data.draw(st.integers(0, V - 1)) for _ in range(len(kept) + 1)])
+    return Verification(offer, logits, [data.draw(st.integers(0, V - 1)) for _ in range(len(kept) + 1)], 0)
 
 
 def _above(parents: Sequence[int], node: int) -> list[int]:

@@ -20,6 +20,7 @@ from card.text.parts.families import find_format
 from card.text.parts.formats import FORMATS
 from card.text.parts.pieces import CallArguments
 from card.text.parts.reader import AnswerReader
+from card.text.parts.view import texts_of
 from tests.text.parts.reading import Read, cut, put_together, read
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -399,6 +400,86 @@ def test_what_was_given_out_is_the_beginning_of_the_answer_wherever_it_ends(
             assert name == whole_name and whole.startswith(arguments)
 
 
+@pytest.mark.parametrize(("form", "begun", "text", "parts"), ANSWERS, ids=NAMES)
+def test_a_call_that_is_cut_off_is_not_taken_for_a_whole_one(form: str, begun: Any, text: str, parts: Read) -> None:
+    for place in range(len(text)):
+        found = read(FORMATS[form], [text[:place]], TOOLS, starts_in=begun)
+        for (_, arguments), (_, whole) in zip(found.calls, parts.calls, strict=False):
+            if arguments != whole:
+                with pytest.raises(json.JSONDecodeError):
+                    json.loads(arguments)
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '{"a": 1}', '{"a": 1}'),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "12", "12"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "12", 12),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/A"}]}, '{"a": 1}', {"a": 1}),
+        ({"type": ["string", "null"]}, "true", "true"),
+        ({"enum": ["1", "2", None]}, "1", "1"),
+        ({"const": "7"}, "7", "7"),
+        ({}, "7", 7),
+    ],
+)
+def test_a_value_between_tags_has_a_type_that_its_schema_allows(schema: Any, written: str, value: Any) -> None:
+    tools = {"f": {"type": "object", "properties": {"v": schema}}}
+    text = f"<tool_call>\n<function=f>\n<parameter=v>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    ((_, arguments),) = read(FORMATS["qwen3-coder"], [text], tools).calls
+    assert json.loads(arguments) == {"v": value}
+
+
+@pytest.mark.parametrize("closing", ["</think>", "\n\n</think>"])
+def test_thoughts_without_text_leave_no_blank_lines_before_the_content(closing: str) -> None:
+    assert read(FORMATS["hermes"], ["<think>", closing, "\n\n", "Hi"], TOOLS) == Read("Hi")
+
+
+@st.composite
+def answers_of_marks(draw: st.DrawFn) -> tuple[str, str]:
+    """Return a format and a text of its marks, of their parts, and of what stands between them."""
+    form = draw(st.sampled_from(sorted(FORMATS)))
+    marks = sorted({text for text in texts_of(FORMATS[form]) if text} - {form}) or ["x"]
+    cuts = st.tuples(st.sampled_from(marks), st.integers(0, 40), st.integers(1, 40)).map(
+        lambda one: one[0][one[1] : one[2]]
+    )
+    others = [
+        "rm",
+        "add",
+        "p",
+        "n",
+        '{"name": "rm", "arguments": {"p": "/"}}',
+        '{"p": "a"}',
+        "{",
+        "}",
+        '"',
+        ":",
+        ",",
+        "\n",
+        " ",
+    ]
+    one = st.sampled_from(marks) | st.sampled_from(marks) | cuts | st.sampled_from([*others, "[", "]", "\\", "\u6587"])
+    return form, "".join(draw(st.lists(one, max_size=14)))
+
+
+@given(
+    answer=answers_of_marks(),
+    places=st.lists(st.integers(0, 300), max_size=12),
+    begun=st.sampled_from([None, "thoughts", "content"]),
+    takes_bare=st.booleans(),
+    most_calls=st.sampled_from([None, 1]),
+)
+def test_a_text_of_marks_is_read_the_same_however_it_is_cut(
+    answer: tuple[str, str], places: list[int], begun: Any, takes_bare: bool, most_calls: int | None
+) -> None:
+    form, text = answer
+    how: dict[str, Any] = {"starts_in": begun, "takes_bare": takes_bare, "most_calls": most_calls}
+    whole = read(FORMATS[form], [text], TOOLS, **how)
+    assert read(FORMATS[form], cut(text, places), TOOLS, **how) == whole
+    assert read(FORMATS[form], list(text), TOOLS, **how) == whole
+
+
 @given(
     form=st.sampled_from(sorted(FORMATS)),
     texts=st.lists(
@@ -416,31 +497,32 @@ def test_any_text_in_any_format_is_read_the_same_however_it_is_cut(
     assert read(FORMATS[form], list(text), TOOLS, starts_in=begun) == whole
 
 
-@pytest.mark.parametrize(
-    ("form", "text"),
-    [
-        ("hermes", '<tool_call>{"name": "rm", "arguments": {"p": "'),
-        ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "rm", "parameters": {"p": "'),
-        ("mistral-args", '[TOOL_CALLS]rm[ARGS]{"p": "'),
-        ("gpt-oss", '<|channel|>commentary to=functions.rm<|message|>{"p": "'),
-        ("qwen3-coder", "<tool_call>\n<function=rm>\n<parameter=p>\n"),
-        ("minimax-m2", '<minimax:tool_call>\n<invoke name="rm">\n<parameter name="p">'),
-        ("glm4", "<tool_call>rm\n<arg_key>p</arg_key>\n<arg_value>"),
-        ("gemma4", '<|tool_call>call:rm{p:<|"|>'),
-        ("minimax-m3", f'{M3}<tool_call>\n{M3}<invoke name="rm">{M3}<p>'),
-        (
-            "kimi-k3",
-            '<|open|>tools<|sep|><|open|>call tool="rm" index="1"<|sep|><|open|>argument key="p" type="string"<|sep|>',
-        ),
-        ("deepseek-v4", f'<{DSML}tool_calls>\n<{DSML}invoke name="rm">\n<{DSML}parameter name="p" string="true">'),
-        ("functionary-v3.2", 'rm\n{"p": "'),
-        ("apertus", '<|tools_prefix|>[{"rm": {"p": "'),
-        (
-            "muse",
-            ' to=rm<|message|><atem:function_calls>\n<atem:invoke name="rm">\n<atem:parameter name="p">',
-        ),
-    ],
-)
+# Format, and an answer in it up to the text of an argument.
+OPENED = [
+    ("hermes", '<tool_call>{"name": "rm", "arguments": {"p": "'),
+    ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "rm", "parameters": {"p": "'),
+    ("mistral-args", '[TOOL_CALLS]rm[ARGS]{"p": "'),
+    ("gpt-oss", '<|channel|>commentary to=functions.rm<|message|>{"p": "'),
+    ("qwen3-coder", "<tool_call>\n<function=rm>\n<parameter=p>\n"),
+    ("minimax-m2", '<minimax:tool_call>\n<invoke name="rm">\n<parameter name="p">'),
+    ("glm4", "<tool_call>rm\n<arg_key>p</arg_key>\n<arg_value>"),
+    ("gemma4", '<|tool_call>call:rm{p:<|"|>'),
+    ("minimax-m3", f'{M3}<tool_call>\n{M3}<invoke name="rm">{M3}<p>'),
+    (
+        "kimi-k3",
+        '<|open|>tools<|sep|><|open|>call tool="rm" index="1"<|sep|><|open|>argument key="p" type="string"<|sep|>',
+    ),
+    ("deepseek-v4", f'<{DSML}tool_calls>\n<{DSML}invoke name="rm">\n<{DSML}parameter name="p" string="true">'),
+    ("functionary-v3.2", 'rm\n{"p": "'),
+    ("apertus", '<|tools_prefix|>[{"rm": {"p": "'),
+    (
+        "muse",
+        ' to=rm<|message|><atem:function_calls>\n<atem:invoke name="rm">\n<atem:parameter name="p">',
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), OPENED)
 def test_a_long_argument_comes_as_it_is_written(form: str, text: str) -> None:
     reader = AnswerReader(FORMATS[form], TOOLS)
     assert put_together(reader.push(text)).calls == [("rm", '{"p": "')]

@@ -33,16 +33,20 @@ from tests.routed import RoutedTable
 
 # A chain of four likely nodes, and beside its first a less likely one that the target would choose.
 TREE = Nodes((5, 6, 7, 8, 9), (-1, 0, 1, 2, -1), (-0.1, -0.2, -0.3, -0.4, -2.0), (1, 2, 3, 4, 1))
-SEEN = Verification(TREE, torch.zeros(6, 10), [9, 1, 2, 3, 4, 0])
+
+
+def seen_at(place: int, offer: Nodes = TREE) -> Verification:
+    return Verification(offer, torch.zeros(1 + len(offer), 10), [9, 1, 2, 3, 4, 0][: 1 + len(offer)], place)
 
 
 def accepted_counts(rate: float, seed: int, num_rounds: int = 400) -> list[int]:
     verifier = ForcedAcceptance(rate, seed)
     found = []
-    for _ in range(num_rounds):
-        verdict = verifier.decide(SEEN)
+    for idx in range(num_rounds):
+        seen = seen_at(5 * idx)
+        verdict = verifier.decide(seen)
         assert verdict.accepted == (0, 1, 2, 3)[: len(verdict.accepted)], "down the likeliest children"
-        assert verdict.next_id == SEEN.choices[len(verdict.accepted)], "then the target's own token"
+        assert verdict.next_id == seen.choices[len(verdict.accepted)], "then the target's own token"
         found.append(len(verdict.accepted))
     return found
 
@@ -57,6 +61,18 @@ def test_each_candidate_is_accepted_with_the_set_chance_whatever_the_target_choo
 
 def test_the_coins_follow_from_the_seed() -> None:
     assert accepted_counts(0.5, 3) == accepted_counts(0.5, 3) != accepted_counts(0.5, 4)
+
+
+def test_a_place_in_a_text_has_the_same_coin_however_long_the_drafts_are() -> None:
+    accepts_at: dict[int, set[bool]] = {}
+    for length in (1, 2, 4):
+        verifier, place = ForcedAcceptance(0.5, 1), 0
+        while place < 100:
+            accepted = len(verifier.decide(seen_at(place, TREE.leading(length))).accepted)
+            for i in range(min(accepted + 1, length)):
+                accepts_at.setdefault(place + i, set()).add(i < accepted)
+            place += accepted + 1
+    assert all(len(one) == 1 for one in accepts_at.values()) and {True} in accepts_at.values()
 
 
 def test_a_rate_that_is_no_chance_is_refused() -> None:

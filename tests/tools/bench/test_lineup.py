@@ -19,7 +19,7 @@ SETTINGS = LineupSettings(
     params=SamplingParams(temperature=0.0, seed=0, max_tokens=8).resolved(), cores=(0, 1, 5), dtype="float32"
 )
 DATA = (Dataset("x", "y", (DatasetQuestion(("one",)),)),)
-TRAINED = ("pard", "ctc", "hivis")
+TRAINED = ("pard", "ctc")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ TRAINED = ("pard", "ctc", "hivis")
         (["ssd", "vanilla", "card-tree"], ["vanilla", BASELINE, "card-tree", "ssd"]),
         (["sps"], [BASELINE, "sps", "sps-all-cores"]),
         (["transformers"], [BASELINE, *PRESETS["transformers"]]),
-        (["learned"], [BASELINE, "pard", "pard-all-cores", "ctc", "hivis", "specbranch"]),
+        (["learned"], [BASELINE, "pard", "pard-all-cores", "ctc", "specbranch"]),
         (["suffix", "recycling"], [BASELINE, "recycling", "suffix"]),
         (["ouroboros"], [BASELINE, "ouroboros-all-cores"]),
         (["card+suffix"], [BASELINE, "card+suffix"]),

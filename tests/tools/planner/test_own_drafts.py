@@ -22,6 +22,7 @@ from card.family.learning.target_texts import write_texts
 from card.family.pard.folders import load_adaptable
 from card.models.loading import load_decoder
 from card.models.runners import plain_runner
+from card.tools.planner import recorder
 from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.own_drafts import drafted_tokens, has_own_drafter
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
@@ -181,9 +182,8 @@ def test_a_made_up_recording_has_own_drafters_that_are_right_as_often() -> None:
         sum(getattr(one, name) for one in run.stats) for name in ("accepted_tokens", "verified_tokens")
     )
     assert accepted / verified == pytest.approx(0.8, abs=0.03)
-    for name, complaint in (("ctc", "does not say what ctc drafts"), ("hivis", "cannot hold the candidates")):
-        with pytest.raises(PlanError, match=complaint):
-            plan_method(scene_of(made_up), name, {})
+    with pytest.raises(PlanError, match="does not say what ctc drafts"):
+        plan_method(scene_of(made_up), "ctc", {})
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,6 @@ def test_a_made_up_recording_has_own_drafters_that_are_right_as_often() -> None:
     [
         (("sps",), "every recording covers sps", PlanError),
         (("magic",), "unknown method", SettingsError),
-        (("hivis",), "leave it out", PlanError),
     ],
 )
 def test_a_method_that_needs_no_record_of_its_own_is_refused(
@@ -199,6 +198,23 @@ def test_a_method_that_needs_no_record_of_its_own_is_refused(
 ) -> None:
     with pytest.raises(error, match=complaint):
         record(RecordRequest(target=pair.target, draft=pair.draft, prompts=PROMPTS, params=PARAMS, methods=methods))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_the_same_however_many_the_target_writes_at_once(
+    pair: Pair, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=12).resolved()
+    asked = RecordRequest(target=pair.target, draft=pair.draft, prompts=PROMPTS, params=params, dtype="float32")
+    found = []
+    for at_once in (1, 2):
+        monkeypatch.setattr(recorder, "AT_ONCE", at_once)
+        said: list[str] = []
+        found.append([(text.prompt_ids, text.token_ids) for text in record(asked, said.append).texts])
+        assert [one for one in said if "has answered" in one] == [
+            f"the target has answered {first} of {len(PROMPTS)} prompts" for first in range(0, len(PROMPTS), at_once)
+        ]
+    assert found[0] == found[1] and [prompt for prompt, _ in found[0]] == list(PROMPTS)
 
 
 def test_the_command_says_what_to_give_for_a_head(pair: Pair, tmp_path: Path) -> None:
@@ -252,4 +268,4 @@ def test_masks_that_are_dropped_are_no_correction(recording: Recording) -> None:
 
 
 def test_all_methods_with_a_drafter_of_their_own_are_tested_here() -> None:
-    assert {name for name, method in methods().items() if has_own_drafter(method)} == {*OWN, "hivis"}
+    assert {name for name, method in methods().items() if has_own_drafter(method)} == {*OWN}

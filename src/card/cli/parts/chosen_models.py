@@ -82,8 +82,8 @@ def choose_models(options: dict[str, Any]) -> ChosenModels:
     has_sibling = options["target"] in (None, DEMO_TARGET) or _pair_of(options["target"]) is not None
     has_draft = has_sibling if options["draft"] is None else options["draft"] != NO_DRAFT
     has_server = options.get("draft_address") is not None
-    wants_draft = DRAFTER in (options.get("writers") or ()) or any(
-        options.get(name) is not None for name in _OF_A_DRAFT
+    wants_draft = options["draft"] != NO_DRAFT and (
+        DRAFTER in (options.get("writers") or ()) or any(options.get(name) is not None for name in _OF_A_DRAFT)
     )
     goes_alone = not (asked or has_draft or has_server or wants_draft)
     method = asked or default_method(has_draft=not goes_alone)

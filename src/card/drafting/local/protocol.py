@@ -19,7 +19,6 @@ from card.errors import ProtocolError
 from card.tree.nodes import PATH_END, Nodes
 
 if TYPE_CHECKING:
-    from card.models.features import Rows
     from card.models.runner import RowRunner
     from card.tree.logits import FloatArray
 
@@ -78,17 +77,6 @@ class WriterSequence:
         """
         raise NotImplementedError
 
-    def read(self, first: int, features: FloatArray) -> None:
-        """Read hidden states of tokens before the newest one, mostly of a prompt.
-
-        Called before `observe`, and only for a writer that needs features of "all" rows.
-
-        Args:
-            first: position of the first of them in the text given to `LocalWriter.open`, which leaves images out.
-                Earlier rows may never come, as they were known already; some rows may come again.
-            features: [n, D] as `Observation.features`.
-        """
-
     def observe(self, seen: Observation) -> None:
         """Learn from a pass. The pass that ends the prompt counts too; it has no candidates."""
         raise NotImplementedError
@@ -105,9 +93,8 @@ class LocalWriter:
 
     top_k: ClassVar[int] = 0
     """Number of likeliest tokens that it needs for every row that the target runs; 0: none."""
-    wanted_features: ClassVar[Rows | None] = None
-    """Rows whose hidden states after the final norm it needs: "logits" for rows with logits, "all" for the rest of the
-    prompt too; None costs nothing."""
+    reads_states: ClassVar[bool] = False
+    """True if it needs the hidden states, after the final norm, of the rows with logits."""
     outlives_engine: ClassVar[bool] = False
     """True if it keeps texts for later engines, and so needs the tokenizer's fingerprint."""
     copies: ClassVar[bool] = True

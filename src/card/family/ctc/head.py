@@ -11,7 +11,7 @@ from torch.nn import functional
 from card.family.ctc.slots import HEAD_FILE, HeadFacts, Slots
 from card.family.learning.bound_module import DraftingHead
 from card.family.learning.head_layer import DraftLayer
-from card.family.learning.layer_sizes import EPS
+from card.models.own.head_sizes import EPS
 
 
 class SlotHead(DraftingHead):

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from card.family.ctc.losses import LOSSES, Loss
-from card.family.learning.array_head import ArrayHead, layer_shapes, log_softmax, scaled_rows
-from card.family.learning.layer_sizes import EPS
+from card.family.learning.array_head import ArrayHead, log_softmax
 from card.kernels.number_types import Array, Floats
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes
 from card.models.own.exact_layers import rms_norm
+from card.models.own.head_sizes import EPS, layer_shapes, scaled_rows
 from card.models.rows.row_tree import BoolArray
 
 HEAD_FILE = TrainedFile("head", "card-ctc-1", "card train ctc")

@@ -19,8 +19,8 @@ from card.family.ctc.head import SlotHead
 from card.family.ctc.losses import LOSSES, Loss
 from card.family.ctc.slots import inputs_of
 from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, num_right, train
-from card.family.learning.layer_sizes import require_width
 from card.family.learning.target_texts import TargetTexts
+from card.models.own.head_sizes import require_width
 from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_tensor
 

@@ -51,7 +51,7 @@ class CtcSequence(WriterSequence):
 class CtcWriter(LocalWriter):
     """Runs the head once a round for all requests that have new tokens."""
 
-    wanted_features = "logits"
+    reads_states = True
     copies = False
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:

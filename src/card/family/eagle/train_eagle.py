@@ -19,7 +19,7 @@ from card.family.eagle.head import EagleModule, EagleSizes
 from card.family.learning.driver import TrainingTarget
 from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, split_texts, train_on
 from card.family.learning.target_texts import TargetTexts
-from card.family.learning.unrolling import STEP_WEIGHT, of_the_row_before, seen_in
+from card.family.learning.unrolling import MEASURED_STEPS, STEP_WEIGHT, ChainCounts, of_the_row_before, seen_in
 from card.kernels.number_types import Floats
 from card.kernels.packed_linear import multiply_rows
 from card.models.draft_vocab import always_drafted, first_used
@@ -31,7 +31,6 @@ from card.text.tokenizer import Tokenizer
 from card.theirs.transformers.arrays import as_tensor
 
 _MLP_RATIO, _MLP_MULTIPLE = 8 / 3, 64
-_MEASURED_STEPS, _MOST_MEASURED = 5, 2048  # tokens of a chain; rows of held-out texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +43,7 @@ class EagleTrainSettings(FitSettings):
     epochs: int = 2
     batch_size: int = 4  # texts
     learning_rate: float = 5e-4
+    checkpoint_steps: int = 10  # a step of a large target takes half a minute on two cores
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -85,8 +85,7 @@ class EagleExamples:
 
     def num_learnt(self, idx: int) -> int:
         """Return how many tokens of a text are learnt."""
-        text = self._texts.text(self.chosen[idx])
-        return int(text.stop) - max(self._texts.answer(self.chosen[idx]), int(text.start) + 1)
+        return self._texts.num_learnt(self.chosen[idx])
 
     def batch(self, some: Tensor) -> EagleBatch:
         """Return the texts with these indices [n]."""
@@ -139,7 +138,7 @@ def train_eagle(
         accepted_by_depth,
         settings=settings,
         texts=texts,
-        num_candidates=_MEASURED_STEPS,
+        num_candidates=MEASURED_STEPS,
         **run,
     )
 
@@ -220,17 +219,12 @@ def unrolled(head: EagleModule, batch: EagleBatch, num_steps: int) -> Iterator[T
 @torch.inference_mode()
 def accepted_by_depth(head: EagleModule, examples: EagleExamples, num_steps: int) -> tuple[float, ...]:
     """Return, for k = 1 to ``num_steps``, the share of rows whose next k tokens a chain has right, in [0, 1]."""
-    right, seen, num_rows = [0] * num_steps, [0] * num_steps, 0
+    counts = ChainCounts(num_steps)
     for idx in range(len(examples)):
-        batch, num_learnt = examples.batch(torch.tensor([idx])), examples.num_learnt(idx)
-        rows = slice(batch.labels.shape[1] - 1 - num_learnt, -1)
-        is_right = torch.ones(num_learnt, dtype=torch.bool)  # of the chain that began so many rows before
-        for depth, states in enumerate(unrolled(head, batch, min(num_steps, num_learnt))):
-            agrees = head.logits(states[0, rows]).argmax(-1) == batch.labels[0, rows]
-            is_right = agrees if not depth else is_right[:-1] & agrees[depth:]
-            right[depth] += int(is_right.sum())
-            seen[depth] += len(is_right)
-        num_rows += num_learnt
-        if num_rows >= _MOST_MEASURED:
+        batch = examples.batch(torch.tensor([idx]))
+        rows = slice(batch.labels.shape[1] - 1 - examples.num_learnt(idx), -1)
+        found = (head.logits(states[0, rows]).argmax(-1) for states in unrolled(head, batch, num_steps))
+        counts.add(found, batch.labels[0, rows])
+        if counts.is_enough:
             break
-    return tuple(own / max(1, count) for own, count in zip(right, seen, strict=True))
+    return counts.shares

@@ -19,9 +19,19 @@ from card.text.lines import numbered_lines
 _Messages = list[dict[str, Any]]
 
 
-def run(*, data: Path, max_prompts: int | None, out: Path, width: int, epochs: int, seed: int, **options: Any) -> None:
+def run(
+    *,
+    data: Path,
+    max_prompts: int | None,
+    out: Path,
+    width: int,
+    layers: int,
+    epochs: int,
+    seed: int,
+    **options: Any,
+) -> None:
     """Run `card train hivis`. Raises: CardError of any kind."""
-    settings = HivisTrainSettings(width=width, epochs=epochs, seed=seed)
+    settings = HivisTrainSettings(width=width, num_layers=layers, epochs=epochs, seed=seed)
     conversations = read_conversations(data)[:max_prompts]
 
     def prompts_for(target: TrainingTarget) -> list[Sequence[int]]:

@@ -1,20 +1,25 @@
-"""The drafter as it is trained; `card.family.hivis.fused` has what it computes, and drafts with it."""
+"""The drafter as it is trained; `card.models.own.fused_head` has what it computes, and runs it."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from card.family.hivis.fused import HEAD_FILE, Fused, FusedFacts
+from card.errors import ModelError
 from card.family.learning.bound_module import DraftingHead
 from card.family.learning.head_layer import DraftLayer
-from card.family.learning.layer_sizes import EPS
+from card.models.own.fused_head import FUSED_FILE, FUSED_TYPE, FUSED_WEIGHTS, FusedFacts
+from card.models.own.head_sizes import EPS
 
 
-class FusedHead(DraftingHead):
+class FusedModule(DraftingHead):
     """The drafter: predicts a state and logits of N tokens after each row that it reads."""
 
-    FILE, FACTS, DRAFTS_AS = HEAD_FILE, FusedFacts, Fused
+    FILE, FACTS = FUSED_FILE, FusedFacts
     facts: FusedFacts
 
     def __init__(self, facts: FusedFacts, token_ids: Tensor, probe: Tensor) -> None:
@@ -23,9 +28,19 @@ class FusedHead(DraftingHead):
         width, size = facts.width, facts.hidden_size
         self.fuse = nn.Linear(2 * size, width, bias=False)
         self.steps = nn.Parameter(torch.zeros(facts.num_steps - 1, size))
-        self.layer = DraftLayer(width)
+        self.layers = nn.ModuleList(DraftLayer(width) for _ in range(facts.num_layers))
         self.norm = nn.RMSNorm(width, eps=EPS)
         self.state, self.word = nn.Linear(width, size), nn.Linear(width, size, bias=False)
+
+    def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
+        """Write the folder of the drafter; config.json, which makes it one, comes last; others as of the base class."""
+        folder = Path(path)
+        try:
+            folder.mkdir(exist_ok=True)
+            super().save(folder / FUSED_WEIGHTS, figures)
+            (folder / "config.json").write_text(json.dumps({"model_type": FUSED_TYPE}) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ModelError(f"the drafter cannot be written to {folder}: {error}") from error
 
     def own_state(self, guessed: Tensor, step: int) -> Tensor:
         """Return predicted states [..., D] as inputs of step 1 or later of a draft."""
@@ -37,6 +52,6 @@ class FusedHead(DraftingHead):
         return rows
 
     def guess(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return predictions from rows [..., d] of its layer: states [..., D], and logits [..., N]."""
+        """Return predictions from rows [..., d] of its last layer: states [..., D], and logits [..., N]."""
         x = self.norm(rows)
         return self.state(x), self.word(x) @ self._table.T

@@ -17,17 +17,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from card.config.fields import require
-from card.family.hivis.drafting import TextMemory, draft
-from card.family.hivis.head import FusedHead
+from card.family.hivis.head import FusedModule
 from card.family.learning.bound_module import scaled
-from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, num_right, train
-from card.family.learning.layer_sizes import require_width
+from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead, train
 from card.family.learning.target_texts import TargetTexts
-from card.family.learning.unrolling import STEP_WEIGHT, of_the_row_before, seen_in
+from card.family.learning.unrolling import MEASURED_STEPS, STEP_WEIGHT, ChainCounts, of_the_row_before, seen_in
+from card.models.own.fused_head import MOST_LAYERS
+from card.models.own.head_sizes import require_width
 from card.models.runner import RowRunner
 
 _STATE_WEIGHT = 0.1  # of the loss of states relative to that of tokens
-_MOST_MEASURED = 256  # rows of held-out texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,8 @@ class HivisTrainSettings(FitSettings):
     """Settings of the training."""
 
     num_steps: int = 5  # S, unrolled
-    width: int = 256  # of its layer
+    width: int = 256  # of its layers
+    num_layers: int = 1
     epochs: int = 4
     batch_size: int = 16  # texts
 
@@ -43,6 +43,7 @@ class HivisTrainSettings(FitSettings):
         """Check the ranges."""
         FitSettings.__post_init__(self)
         require(1 <= self.num_steps <= 16, "num_steps", "from 1 to 16", self.num_steps)
+        require(1 <= self.num_layers <= MOST_LAYERS, "num_layers", f"from 1 to {MOST_LAYERS}", self.num_layers)
         require_width(self.width)
 
 
@@ -71,6 +72,10 @@ class FusedExamples:
     def __len__(self) -> int:
         return len(self.chosen)
 
+    def num_learnt(self, idx: int) -> int:
+        """Return how many tokens of a text are learnt."""
+        return self.texts.num_learnt(self.chosen[idx])
+
     def batch(self, some: Tensor) -> FusedBatch:
         """Return the texts with these indices [n], padded at their ends."""
         idxs = [self.chosen[i] for i in some.tolist()]
@@ -90,31 +95,33 @@ class FusedExamples:
 
 def train_fused(
     target: RowRunner, texts: TargetTexts, settings: HivisTrainSettings, **run: Any
-) -> TrainedHead[FusedHead]:
+) -> TrainedHead[FusedModule]:
     """Train a drafter for a target on texts with their prompts; ``run`` and errors as of `head_training.train`."""
     return train(
-        FusedHead,
-        {"num_steps": settings.num_steps, "width": settings.width},
+        FusedModule,
+        {"num_steps": settings.num_steps, "width": settings.width, "num_layers": settings.num_layers},
         lambda some, embeddings, label_of: FusedExamples(texts, some, embeddings, label_of),
         lambda head, examples, some: loss_of(head, examples.batch(some)),
         accepted_by_depth,
         target=target,
         texts=texts,
         settings=settings,
+        num_candidates=MEASURED_STEPS,
         **run,
     )
 
 
-def loss_of(head: FusedHead, batch: FusedBatch) -> Tensor:
+def loss_of(head: FusedModule, batch: FusedBatch) -> Tensor:
     """Return the loss of all unrolled steps, in nats per learnt token; later steps have less weight."""
     total, places = torch.zeros(()), torch.arange(batch.labels.shape[1])
-    for step, (states, logits) in enumerate(unrolled(head, batch.states, batch.embeddings)):
+    found = unrolled(head, batch.states, batch.embeddings, head.facts.num_steps)
+    for step, (states, logits) in enumerate(found):
         labels = batch.labels.where(places >= step, torch.tensor(IGNORED))
         total = total + STEP_WEIGHT**step * _step_loss(states, logits, labels, batch.states)
     return total
 
 
-def unrolled(head: FusedHead, truth: Tensor, embeddings: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def unrolled(head: FusedModule, truth: Tensor, embeddings: Tensor, num_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the predictions of a batch in each step: states [B, T, D], and logits [B, T, N].
 
     Args:
@@ -122,15 +129,16 @@ def unrolled(head: FusedHead, truth: Tensor, embeddings: Tensor) -> Iterator[tup
     """
     places = torch.arange(truth.shape[1])
     states = truth
-    keys, values = list[Tensor](), list[Tensor]()
-    for step in range(head.facts.num_steps):
+    layers: list[Any] = [*head.layers]
+    memories: list[list[tuple[Tensor, Tensor]]] = [[] for _ in layers]
+    for step in range(num_steps):
         if step:
             states = head.own_state(of_the_row_before(states), step)
-        rows = head.read(states, embeddings)
-        for kept, own in zip((keys, values), head.layer.memory(rows, places[None]), strict=True):
-            kept.append(own)
-        seen = seen_in(step, len(places))[None]
-        rows = head.layer(rows, torch.cat(keys, 2), torch.cat(values, 2), seen, places[None])
+        rows, seen = head.read(states, embeddings), seen_in(step, len(places))[None]
+        for layer, memory in zip(layers, memories, strict=True):
+            memory.append(layer.memory(rows, places[None]))
+            keys, values = (torch.cat(parts, 2) for parts in zip(*memory, strict=True))
+            rows = layer(rows, keys, values, seen, places[None])
         states, logits = head.guess(rows)
         yield states, logits
 
@@ -144,21 +152,15 @@ def _step_loss(states: Tensor, logits: Tensor, labels: Tensor, truth: Tensor) ->
     return words + _STATE_WEIGHT * functional.smooth_l1_loss(states[:, :-1][behind], truth[:, 1:][behind])
 
 
-def accepted_by_depth(head: FusedHead, examples: FusedExamples, num_candidates: int) -> tuple[float, ...]:
-    """Return, for k = 1 and more, the share of rows whose next k tokens were among the candidates, in [0, 1]."""
-    texts, depths, num_rows, running = examples.texts, list[int](), 0, head.running()
-    states, embeddings = examples.states.numpy(), examples.embeddings.numpy()
-    for idx in examples.chosen:
-        row, first = texts.text(idx), texts.answer(idx)
-        whole = TextMemory(running)
-        whole.extend(0, states[row], embeddings[row])
-        read = running.read(states[row], embeddings[row])
-        ends = range(first + 1, row.stop)
-        cut = [whole.until(end - row.start, read[end - 1 - row.start]) for end in ends]
-        for end, tree in zip(ends, draft(running, cut), strict=True):
-            depths.append(num_right(tree.leading(num_candidates), texts.token_ids[end : row.stop].tolist()))
-        num_rows += len(ends)
-        if num_rows >= _MOST_MEASURED:
+@torch.inference_mode()
+def accepted_by_depth(head: FusedModule, examples: FusedExamples, num_steps: int) -> tuple[float, ...]:
+    """Return, for k = 1 to ``num_steps``, the share of rows whose next k tokens a chain has right, in [0, 1]."""
+    counts = ChainCounts(num_steps)
+    for idx in range(len(examples)):
+        batch = examples.batch(torch.tensor([idx]))
+        rows = slice(batch.labels.shape[1] - 1 - examples.num_learnt(idx), -1)
+        steps = unrolled(head, batch.states, batch.embeddings, num_steps)
+        counts.add((logits[0, rows].argmax(-1) for _, logits in steps), batch.labels[0, rows])
+        if counts.is_enough:
             break
-    deepest = max(depths, default=0)
-    return tuple(sum(depth >= least for depth in depths) / num_rows for least in range(1, deepest + 1))
+    return counts.shares

@@ -9,8 +9,9 @@ Source: Garipov et al. 2025, arXiv:2504.20039, algorithm 1.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -27,11 +28,18 @@ _LOOKAHEAD = 16  # tokens of a text that the draft model reads at once; those af
 
 @dataclass(frozen=True, slots=True)
 class Mined:
-    """The N mismatches of one prompt and their outcomes; on the CPU."""
+    """The outcome of a mismatch, and how far its prompt is. A prompt's first one is its answer alone; on the CPU."""
 
     prompt_idx: int
-    features: Tensor  # [N, D] float32: the target's last hidden state at the draft's token
-    is_important: tuple[bool, ...]  # [N] True if the answer changed
+    answer_ids: tuple[int, ...]  # the present answer of the prompt
+    place: int  # tokens of the answer before the next mismatch; all of them: there is none
+    is_important: bool | None = None  # True if the answer changed; None: this is the first answer
+    features: Tensor | None = None  # [D] float32: the target's last hidden state at the draft's token
+
+    @property
+    def is_last(self) -> bool:
+        """True if all mismatches of the prompt are tried."""
+        return self.place == len(self.answer_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +54,14 @@ class Mismatches:
         return len(self.is_important)
 
     @classmethod
-    def joined(cls, mined: Sequence[Mined]) -> Mismatches:
-        """Return the mismatches of all prompts, in their order."""
-        mined = sorted((one for one in mined if one.is_important), key=lambda one: one.prompt_idx)
+    def joined(cls, mined: Iterable[Mined]) -> Mismatches:
+        """Return the mismatches of all prompts, in the prompts' order."""
+        tried = sorted((one for one in mined if one.features is not None), key=lambda one: one.prompt_idx)
+        states = [one.features for one in tried if one.features is not None]
         return cls(
-            torch.cat([one.features for one in mined]) if mined else torch.zeros((0, 0)),
-            torch.tensor([label for one in mined for label in one.is_important], dtype=torch.bool),
-            torch.tensor([one.prompt_idx for one in mined for _ in one.is_important], dtype=torch.int64),
+            torch.stack(states) if states else torch.zeros((0, 0)),
+            torch.tensor([bool(one.is_important) for one in tried], dtype=torch.bool),
+            torch.tensor([one.prompt_idx for one in tried], dtype=torch.int64),
         )
 
 
@@ -76,14 +85,13 @@ class _Question:
     place: int  # all mismatches before it are labelled
     text: _Text | None = None  # the present answer, once it is written
     answer: Hashable = None
-    guesses: list[int] = field(default_factory=list)  # the draft model's token at places from the prompt's end on
-    states: list[Tensor] = field(default_factory=list)
-    labels: list[bool] = field(default_factory=list)
+    guesses: dict[int, int] = field(default_factory=dict)  # the draft model's token by place
 
-    def mined(self) -> Mined:
-        """Return the mismatches found so far."""
-        features = torch.stack(self.states) if self.states else torch.zeros((0, 0))
-        return Mined(self.prompt_idx, features, tuple(self.labels))
+    def mined(self, is_important: bool | None, features: Tensor | None) -> Mined:
+        """Return the last outcome, and how far the prompt is."""
+        assert self.text is not None
+        answer_ids = tuple(self.text.token_ids[self.num_prompt :])
+        return Mined(self.prompt_idx, answer_ids, self.place - self.num_prompt, is_important, features)
 
 
 class Miner:
@@ -97,6 +105,7 @@ class Miner:
         answer_of: Callable[[int, Sequence[int]], Hashable],
         max_tokens: int,
         end_ids: frozenset[int],
+        is_decided: Callable[[Sequence[int]], bool] = lambda _: False,
     ) -> None:
         """Use both models; the target keeps its last hidden states from now on.
 
@@ -104,10 +113,12 @@ class Miner:
             answer_of: returns the result of an answer from its prompt's index and its tokens; answers with equal
                 results are the same.
             max_tokens: new tokens after which a text is cut off.
+            is_decided: returns whether more tokens cannot change the result of an answer; its text ends there.
         """
         target.features.wish([AUTO_WISH])
         self._target, self._draft = target, draft
         self._answer_of, self._max_tokens, self._end_ids = answer_of, max_tokens, end_ids
+        self._is_decided = is_decided
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -115,38 +126,44 @@ class Miner:
         return min(self._target.max_model_len, self._draft.max_model_len) - self._max_tokens
 
     def mine(
-        self, prompts: Sequence[tuple[int, Sequence[int]]], is_over: Callable[[], bool] = lambda: False
+        self,
+        prompts: Sequence[tuple[int, Sequence[int]]],
+        is_over: Callable[[], bool] = lambda: False,
+        *,
+        earlier: Mapping[int, Mined] = MappingProxyType({}),
     ) -> Iterator[Mined]:
-        """Yield the mismatches of each prompt when all of them are tried. At most `AT_ONCE` prompts share passes.
+        """Yield the first answer of each prompt, then each mismatch once it is tried; `AT_ONCE` prompts share passes.
 
         Args:
             prompts: index and token ids of each; 1 to `max_prompt_tokens` of them.
-            is_over: called after each pass. When it returns True, unfinished prompts are yielded with the mismatches
-                tried so far; prompts without a first answer are left out.
+            is_over: called after each pass; mining ends when it returns True.
+            earlier: by prompt index, what was yielded of it last in an earlier run, which it goes on from.
         """
-        waiting, running = deque(prompts), list[_Question]()
+        left = (one for one in prompts if one[0] not in earlier or not earlier[one[0]].is_last)
+        waiting, running = deque(left), list[_Question]()
         try:
             while (waiting or running) and not is_over():
                 while waiting and len(running) < AT_ONCE:
-                    running.append(self._begin(*waiting.popleft()))
+                    idx, prompt = waiting.popleft()
+                    running.append(self._begin(idx, prompt, earlier.get(idx)))
                 self._write(running)
                 for one in [one for one in running if self._is_done(one)]:
-                    self._label(one)
+                    is_known = one.text is None and one.prompt_idx in earlier
+                    outcome = self._label(one)
                     if not self._try_next(one):
                         running.remove(one)
                         self._close(one)
-                        yield one.mined()
-            for one in running:
-                if one.text is not None:
-                    yield one.mined()
+                    if not is_known:
+                        yield one.mined(*outcome)
         finally:
             for one in running:
                 self._close(one)
 
-    def _begin(self, prompt_idx: int, prompt: Sequence[int]) -> _Question:
-        most = len(prompt) + self._max_tokens
-        written = _Text(list(prompt), self._target.open(most))
-        return _Question(prompt_idx, len(prompt), written, self._draft.open(most), len(prompt))
+    def _begin(self, prompt_idx: int, prompt: Sequence[int], earlier: Mined | None) -> _Question:
+        """Open a prompt; an answer of an earlier run is read in one pass."""
+        most, place = len(prompt) + self._max_tokens, len(prompt) + (earlier.place if earlier else 0)
+        written = _Text([*prompt, *(earlier.answer_ids if earlier else ())], self._target.open(most))
+        return _Question(prompt_idx, len(prompt), written, self._draft.open(most), place)
 
     def _close(self, question: _Question) -> None:
         texts = (question.text, question.written)
@@ -167,29 +184,30 @@ class Miner:
 
     def _is_done(self, question: _Question) -> bool:
         token_ids = question.written.token_ids
-        num_new = len(token_ids) - question.num_prompt
-        return num_new > 0 and (token_ids[-1] in self._end_ids or num_new >= self._max_tokens)
+        answer_ids = token_ids[question.num_prompt :]
+        return len(answer_ids) > 0 and (
+            answer_ids[-1] in self._end_ids or len(answer_ids) >= self._max_tokens or self._is_decided(answer_ids)
+        )
 
-    def _label(self, one: _Question) -> None:
-        """Process a finished text: the first answer, or the outcome of a mismatch."""
+    def _label(self, one: _Question) -> tuple[bool | None, Tensor | None]:
+        """Process a finished text; return its label and state if it continued a mismatch, not of a first answer."""
         written = one.written
         answer = self._answer_of(one.prompt_idx, written.token_ids[one.num_prompt :])
         if one.text is None:
             one.text, one.answer = written, answer
-            return
+            return None, None
         assert written.state is not None
         is_important = answer != one.answer
-        one.states.append(written.state)
-        one.labels.append(is_important)
         if is_important:
             self._target.close(written.slot)
             one.written = one.text
         else:
             self._target.close(one.text.slot)
             one.text = written
-            del one.guesses[one.place + 1 - one.num_prompt :]
+            one.guesses = {place: guess for place, guess in one.guesses.items() if place <= one.place}
             self._draft.keep(one.draft_slot, one.place)
         one.place += 1
+        return is_important, written.state
 
     def _try_next(self, one: _Question) -> bool:
         """Put the draft's token in at the next mismatch; return whether there is one."""
@@ -206,9 +224,9 @@ class Miner:
 
     def _guess(self, one: _Question) -> int:
         """Return the token that the draft model would write at the question's place."""
-        if one.place - one.num_prompt == len(one.guesses):
+        if one.place not in one.guesses:
             assert one.text is not None
             token_ids, held = one.text.token_ids[: one.place + _LOOKAHEAD], self._draft.num_rows(one.draft_slot)
             (logits,) = self._draft.forward([Extension.of_text(one.draft_slot, token_ids, held, one.place - 1)])
-            one.guesses += logits[:, : self._target.vocab_size].argmax(-1).tolist()
-        return one.guesses[one.place - one.num_prompt]
+            one.guesses.update(enumerate(logits[:, : self._target.vocab_size].argmax(-1).tolist(), one.place))
+        return one.guesses[one.place]

@@ -38,6 +38,12 @@ class ProgramTask:
         return run_behind_fence(program, self.tests)
 
 
+def has_whole_program(answer: str) -> bool:
+    """Return whether the answer's first block of code is closed, so that what follows changes no outcome."""
+    block = _BLOCK.search(answer)
+    return block is not None and block[0].endswith("```")
+
+
 def read_tasks(path: Path) -> list[ProgramTask]:
     """Return the tasks of a file of JSON lines in the form of MBPP or of HumanEval. Raises: PromptError."""
     wanted = "the fields of MBPP (text, test_list) or of HumanEval (prompt, test, entry_point)"

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from card.family.learning.layer_sizes import EPS, ROTARY_BASE, heads_of
 from card.kernels.number_types import Array, Floats
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import target_difference
 from card.models.own.exact_layers import rms_norm
+from card.models.own.head_sizes import EPS, heads_of
 from card.models.rows.row_tree import BoolArray, IntArray
 from card.models.runner import RowRunner
 
@@ -55,27 +55,20 @@ class ArrayHead:
         self.FILE.check_made_for("target", name, target_difference(self.facts, target, self._probe))
         self._table = target.embeddings(self.token_ids.tolist())
 
-    def memory(self, rows: Floats, places: IntArray | None = None) -> tuple[Floats, Floats]:
-        """Return keys and values of rows [B, S, d], [B, H, S, d / H] each.
-
-        Args:
-            places: [B, S] positions of the keys' rotation; None: no rotation.
-        """
+    def memory(self, rows: Floats) -> tuple[Floats, Floats]:
+        """Return keys and values of rows [B, S, d], [B, H, S, d / H] each."""
         x = rms_norm(rows, self._weights["layer.norm.weight"], EPS)
-        return _turned(self._heads(x, "key"), places), self._heads(x, "value")
+        return self._heads(x, "key"), self._heads(x, "value")
 
-    def layer(
-        self, rows: Floats, keys: Floats, values: Floats, seen: BoolArray, places: IntArray | None = None
-    ) -> Floats:
+    def layer(self, rows: Floats, keys: Floats, values: Floats, seen: BoolArray) -> Floats:
         """Return rows [B, T, d] after attention to a memory and the MLP.
 
         Args:
             keys, values: of `memory`, of S rows.
             seen: [B or 1, T or 1, S].
-            places: [B, T] of the rows; None: no rotation.
         """
         weights = self._weights
-        query = _turned(self._heads(rms_norm(rows, weights["layer.norm.weight"], EPS), "query"), places)
+        query = self._heads(rms_norm(rows, weights["layer.norm.weight"], EPS), "query")
         scores: Floats = query @ keys.swapaxes(-1, -2) * np.float32(query.shape[-1] ** -0.5)
         scores[~np.broadcast_to(seen[:, None], scores.shape)] = -math.inf
         mixed = (np.exp(log_softmax(scores)) @ values).swapaxes(1, 2).reshape(rows.shape)
@@ -93,33 +86,8 @@ class ArrayHead:
         return made.reshape(*x.shape[:2], count, x.shape[-1] // count).swapaxes(1, 2)
 
 
-def layer_shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of the layer by its name."""
-    return {
-        **{f"layer.{name}.weight": (width, width) for name in ("query", "key", "value", "out")},
-        **{f"layer.{name}.weight": (2 * width, width) for name in ("gate", "up")},
-        "layer.down.weight": (width, 2 * width),
-        **{f"layer.{name}.weight": (width,) for name in ("norm", "mlp_norm")},
-    }
-
-
-def scaled_rows(rows: Array) -> Floats:
-    """Return rows [..., D] with a mean square of 1, float32."""
-    return rms_norm(rows.astype(np.float32), np.ones(rows.shape[-1], np.float32), EPS)
-
-
 def log_softmax(x: Floats) -> Floats:
     """Return the logarithm of the softmax of the last axis."""
     below = x - x.max(-1, keepdims=True)
     found: Floats = below - np.log(np.exp(below).sum(-1, keepdims=True))
     return found
-
-
-def _turned(heads: Floats, places: IntArray | None) -> Floats:
-    """Rotate halves of channels [B, H, S, d / H] by places (RoPE, arXiv:2104.09864)."""
-    if places is None:
-        return heads
-    half = heads.shape[-1] // 2
-    angles = (places[:, None, :, None] * ROTARY_BASE ** (-np.arange(half) / half)).astype(np.float32)
-    first, second, cos, sin = heads[..., :half], heads[..., half:], np.cos(angles), np.sin(angles)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.family.learning.layer_sizes import EPS, ROTARY_BASE, heads_of
+from card.models.own.head_sizes import EPS, ROTARY_BASE, heads_of
 
 
 class DraftLayer(nn.Module):

@@ -53,6 +53,11 @@ class TargetTexts:
         """Return where a text's answer begins."""
         return int(self.answers[idx])
 
+    def num_learnt(self, idx: int) -> int:
+        """Return how many tokens of a text are learnt: those of the answer, but for a text's first."""
+        text = self.text(idx)
+        return int(text.stop) - max(self.answer(idx), int(text.start) + 1)
+
     @property
     def digest(self) -> str:
         """Return a fingerprint of the data."""

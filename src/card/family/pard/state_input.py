@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from card.family.learning.bound_module import BoundModule
-from card.family.learning.layer_sizes import EPS
 from card.kernels.number_types import Floats
 from card.models.facts import embeddings_of, vocab_size
 from card.models.features import FeatureWish
@@ -27,6 +26,7 @@ from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, probed_tokens, target_difference
 from card.models.inflation import original_size
 from card.models.loaded_model import LoadedModel
+from card.models.own.head_sizes import EPS
 from card.models.runner import RowRunner
 from card.theirs.transformers.arrays import as_array, as_tensor
 from card.tree.logits import FloatArray

@@ -16,8 +16,8 @@ from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftSequence
 from card.family.states.sequence import StateSequence
 from card.kernels.number_types import Floats
-from card.models.own.draft_block import RowInputs
 from card.models.own.eagle_head import HeadInputs
+from card.models.own.row_inputs import RowInputs
 from card.models.protocol import Extension
 from card.tree.logits import Logits, as_array
 from card.tree.nodes import NewNodes

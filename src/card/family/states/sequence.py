@@ -18,7 +18,7 @@ from card.drafting.beam import BeamSequence, BeamWriter
 from card.drafting.messages import DraftSpec
 from card.drafting.protocol import DraftSequence
 from card.kernels.number_types import Floats
-from card.models.own.draft_block import RowInputs
+from card.models.own.row_inputs import RowInputs
 from card.models.protocol import Extension
 from card.tree.logits import FloatArray, Logits
 from card.tree.nodes import NewNodes
@@ -48,7 +48,12 @@ class StateSequence(BeamSequence):
 
     @property
     def _keys(self) -> Sequence[int]:
-        """Those of tokens. If the first token is not read, rows depend on it all the same, by the states."""
+        """Those of tokens. If the first token is not read, rows depend on it all the same, by the states.
+
+        States of a text with images depend on these, which the drafter does not know: it shares no rows.
+        """
+        if self.spec.num_hidden:
+            return ()
         ids = self._read_ids
         if not self._num_skipped or not ids:
             return ids
@@ -66,8 +71,6 @@ class StateSequence(BeamSequence):
 
     def read(self, first: int, states: FloatArray) -> None:
         """Read the target's states of rows that became text, each with the token that followed."""
-        if self.spec.num_hidden:  # places differ if images are left out
-            return
         states = states[max(0, self._next_place - first - 1) :]
         if len(states):
             place = max(first + 1, self._next_place)
@@ -125,8 +128,9 @@ class StateSequence(BeamSequence):
 
     def hand_on(self, frontier: Sequence[int], states: Floats) -> None:
         """Take the block's own states behind rows that had logits, before `grow`; none where more is unread."""
-        nodes = [self.cache.root_id] if self.cache.root_id in frontier else frontier
-        self._state_of.update(zip(nodes[: len(states)], np.array(states), strict=True))
+        nodes = ([self.cache.root_id] if self.cache.root_id in frontier else frontier)[: len(states)]
+        handed_on = self._inputs.handed_on(np.array(states), [self.cache.depth_of(node) for node in nodes])
+        self._state_of.update(zip(nodes, handed_on, strict=True))
 
     def grow(self, frontier: Sequence[int], logits: Logits) -> NewNodes:
         """Add the rows of a pass as `BeamSequence.grow` does, and forget the states that they were made of."""

@@ -13,8 +13,8 @@ from card.errors import ModelError
 from card.family.states.parallel import ParallelStateSequence
 from card.family.states.sequence import StateSequence
 from card.models.features import FeatureWish
-from card.models.own.draft_block import RowInputs
 from card.models.own.eagle_head import HeadInputs
+from card.models.own.row_inputs import RowInputs
 from card.models.protocol import LanguageModel
 from card.models.runner import RowRunner
 from card.tree.logits import Logits

@@ -15,7 +15,7 @@ from card.engine.offers import DRAFTER
 from card.errors import SettingsError
 
 _NEEDS_TREES = frozenset({"lookahead"})  # learns from candidates beside the best path
-_NEEDS_STATES = frozenset({"ctc", "hivis"})  # draft from the target's hidden states
+_NEEDS_STATES = frozenset({"ctc"})  # drafts from the target's hidden states
 _DEFAULT_WRITERS = ("suffix", "recycling")
 # Nodes of one drafter pass beside the engine; in turns it is one, as the engine waits for every node.
 # Evidence: with 2 and 3 one request takes 4 % more steps, and 16 as many (benchmarks/LOG.md).

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from card.errors import CardError, ModelError, SettingsError
+from card.errors import CardError, ModelError, SettingsError, named
 from card.labs.series.data import Values, checked_series
 from card.labs.series.decoding import ForecastPair, ForecastStats, PatchModel, sample_paths
 from card.labs.series.transformer import PatchTransformer, Shape
@@ -71,7 +71,7 @@ def forecast(
     """
     _check_counts(horizon=horizon, num_samples=num_samples, num_speculative_patches=num_speculative_patches)
     if num_samples > _MOST_PATHS:
-        raise SettingsError(f"num_samples must be at most {_MOST_PATHS}, got {num_samples}")
+        raise SettingsError(f"{named('num_samples')} must be at most {_MOST_PATHS}, got {num_samples}")
     size = target.patch_size
     if draft is not None and draft.patch_size != size:
         raise SettingsError(
@@ -81,7 +81,7 @@ def forecast(
     max_patches = min(model.max_patches for model in (target, draft) if model is not None)
     num_patches, most = -(-horizon // size), (max_patches - _LEAST_CONTEXT) * size
     if horizon > most:
-        raise SettingsError(f"horizon must be at most {most} for these models, got {horizon}")
+        raise SettingsError(f"{named('horizon')} must be at most {most} for these models, got {horizon}")
     series = checked_series(np.asarray(values, np.float64), _LEAST_CONTEXT * size)
     context = series[-min(len(series) // size, max_patches - num_patches) * size :]
     level, spread = context.mean(), context.std()
@@ -97,7 +97,7 @@ def forecast(
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-            raise SettingsError(f"{name} must be a whole number of 1 or more, got {count!r}")
+            raise SettingsError(f"{named(name)} must be a whole number of 1 or more, got {count!r}")
 
 
 def save_forecaster(model: PatchTransformer, folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.labs.series.laws import Gaussian
 
 _LEAST_STD = 1e-3  # of the normalised series
@@ -36,7 +36,9 @@ class Shape:
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be a whole number of 1 or more, got {getattr(self, name)!r}")
         if self.width % (2 * self.num_heads):
-            raise SettingsError(f"width must be a multiple of twice num_heads ({2 * self.num_heads}), got {self.width}")
+            raise SettingsError(
+                f"{named('width')} must be a multiple of twice num_heads ({2 * self.num_heads}), got {self.width}"
+            )
 
 
 SHAPES = {"large": Shape(), "small": Shape(width=32, num_layers=1, num_heads=2)}  # of a target, of a draft

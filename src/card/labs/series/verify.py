@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.labs.series.laws import Gaussian, Law
 
 MAX_DRAWS = 1 << 20  # of one residual value: its law is then off by less than 1 / (e * MAX_DRAWS) in total variation
@@ -162,5 +162,5 @@ def find_rule(mode: str, tolerance: float = 0.5) -> AcceptanceRule[Gaussian]:
         "tolerance": AcceptanceRule(tolerant_ratio(tolerance), redraw, is_exact=False),
     }
     if mode not in rules:
-        raise SettingsError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        raise SettingsError(f"{named('mode')} must be one of {', '.join(MODES)}, got {mode!r}")
     return rules[mode]

@@ -30,6 +30,7 @@ from card.models.own.layer_inputs import LAYER_TABLE, layer_inputs_of
 from card.models.own.layers import BlockWeight, Linear, Weight
 from card.models.own.mxfp4_experts import blocks_explained, is_mxfp4, with_blocks
 from card.models.own.plain_config import read_config
+from card.models.own.row_inputs import RowInputs
 from card.models.parts import SPLITS, ExpertPlace, Part
 from card.models.rows.row_tree import IntArray
 
@@ -58,6 +59,8 @@ class DecoderModel:
     device = "cpu"
     adds_heads: ClassVar[bool] = False
     """Queries, keys and values of its first layer begin from sums, which stand behind each row's input."""
+    inputs: RowInputs | None = None
+    """Makes its inputs of tokens and states; None: it reads tokens alone."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,40 +41,6 @@ _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 class BlockError(ValueError):
     """A reason why the block of a model cannot draft, in words that follow its name."""
-
-
-class RowInputs(Protocol):
-    """Makes the inputs of rows of tokens and states, for one kind of drafter."""
-
-    @property
-    def width(self) -> int:
-        """Numbers of a state that a row takes, D: those of the drafter's own states."""
-
-    @property
-    def target_width(self) -> int:
-        """Numbers of each of the target's states."""
-
-    @property
-    def target_layers(self) -> tuple[int, ...]:
-        """The target's states that are read, as `FeatureWish` counts them."""
-
-    @property
-    def own_state(self) -> int:
-        """The drafter's own state that is handed on: `FINAL` or `RAW`."""
-
-    @property
-    def first_place(self) -> int:
-        """Place in a text of the first token that is read."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its matrices."""
-
-    def fused(self, states: Floats) -> Floats:
-        """Return what rows take, [n, D], of the target's states, [n, layers * width]."""
-
-    def rows(self, token_ids: Sequence[int], states: Floats) -> Floats:
-        """Return `Extension.inputs` of rows with tokens [n] and states [n, D]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +76,10 @@ class BlockInputs:
         """Return the target's states as they are."""
         return states
 
+    def handed_on(self, states: Floats, depths: Sequence[int]) -> Floats:
+        """Return the block's own states as they are."""
+        return states
+
     def rows(self, token_ids: Sequence[int], states: Floats) -> Floats:
         """Return the inputs of rows, [n, D], from tokens [n] and states [n, D]."""
         tokens = rms_norm(self.embeddings.of(token_ids), self.token_norm, self.eps)
@@ -129,6 +99,8 @@ class Lent:
 
 class DraftBlock(DecoderModel):
     """A block as a decoder of one layer, with the target's embeddings and head."""
+
+    inputs: BlockInputs
 
     def __init__(
         self,
@@ -158,7 +130,7 @@ class DraftBlock(DecoderModel):
         token_norm, state_norm = (
             norm_weight(np.asarray(joining[name]), architecture.norm_offset) for name in (TOKEN_NORM, STATE_NORM)
         )
-        self.inputs: RowInputs = BlockInputs(
+        self.inputs = BlockInputs(
             EmbeddedRows(lent.embeddings),
             token_norm,
             state_norm,

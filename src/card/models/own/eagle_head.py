@@ -106,6 +106,10 @@ class HeadInputs:
             states = np.concatenate(normed, -1)
         return multiply_rows(states, self._fc)[:, : self.width]
 
+    def handed_on(self, states: Floats, depths: Sequence[int]) -> Floats:
+        """Return the head's own states as they are."""
+        return states
+
     def rows(self, token_ids: Sequence[int], states: Floats) -> Floats:
         """Return the inputs of rows with tokens [n] and states [n, D], sums for the heads behind each."""
         begin = states if self._state_norm is None else rms_norm(states, self._state_norm, self._eps)
@@ -133,6 +137,7 @@ class EagleHead(DecoderModel):
     """A head as a decoder of one layer, with embeddings and a head of its own or the target's embeddings."""
 
     adds_heads = True
+    inputs: HeadInputs
 
     def __init__(
         self,

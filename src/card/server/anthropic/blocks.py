@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from card.server.strict import Strict
+from card.server.strict import Strict, by_kind, member
 
 Cached = Annotated[Any, Field(None, description="ignored: the cache keeps what it has room for")]
 
@@ -114,8 +114,8 @@ class ToolResultBlock(Strict):
     @property
     def text(self) -> str:
         """The result as the model reads it."""
-        told = texts_of(self.content)
-        return f"Error: {told}" if self.is_error and not told.lower().startswith("error") else told
+        text = texts_of(self.content)
+        return f"Error: {text}" if self.is_error and not text.lower().startswith("error") else text
 
     @property
     def images(self) -> list[ImageBlock]:
@@ -132,22 +132,20 @@ _WRONG_KIND = (
     "runs no tools of its own"
 )
 ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("text")] | Annotated[ImageBlock, Tag("image")] | Annotated[DocumentBlock, Tag("document")],
-    Discriminator(
-        _kind,
-        custom_error_type="block_type",
-        custom_error_message="blocks of a result must be of type text, image or document",
-    ),
+    Annotated[TextBlock, member("text")]
+    | Annotated[ImageBlock, member("image")]
+    | Annotated[DocumentBlock, member("document")],
+    by_kind(_kind, "block_type", "blocks of a result must be of type text, image or document"),
 ]
 Block = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ImageBlock, Tag("image")]
-    | Annotated[DocumentBlock, Tag("document")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[RedactedBlock, Tag("redacted_thinking")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")],
-    Discriminator(_kind, custom_error_type="block_type", custom_error_message=_WRONG_KIND),
+    Annotated[TextBlock, member("text")]
+    | Annotated[ImageBlock, member("image")]
+    | Annotated[DocumentBlock, member("document")]
+    | Annotated[ThinkingBlock, member("thinking")]
+    | Annotated[RedactedBlock, member("redacted_thinking")]
+    | Annotated[ToolUseBlock, member("tool_use")]
+    | Annotated[ToolResultBlock, member("tool_result")],
+    by_kind(_kind, "block_type", _WRONG_KIND),
 ]
 _BLOCKS: Mapping[str, tuple[type, ...]] = {
     "assistant": (TextBlock, ThinkingBlock, RedactedBlock, ToolUseBlock),
@@ -233,11 +231,11 @@ def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
 
 def remind(messages: list[dict[str, Any]], text: str) -> None:
     """Add what the system says on the way to the user's turn, as many chat templates take it in no other place."""
-    told = f"<system-reminder>\n{text}\n</system-reminder>"
+    reminder = f"<system-reminder>\n{text}\n</system-reminder>"
     last = messages[-1] if messages else {}
     if last.get("role") != "user":
-        messages.append({"role": "user", "content": told})
+        messages.append({"role": "user", "content": reminder})
     elif isinstance(last["content"], str):
-        last["content"] = "\n".join(filter(None, (last["content"], told)))
+        last["content"] = "\n".join(filter(None, (last["content"], reminder)))
     else:
-        last["content"].append({"type": "text", "text": told})
+        last["content"].append({"type": "text", "text": reminder})

@@ -91,8 +91,8 @@ class _Answer:
         yield _event({"type": "message_start", "message": self.body()})
         async with contextlib.aclosing(self._generation.events()) as pieces:
             async for _, chunk in pieces:
-                if told := self.push(chunk):
-                    yield b"".join(map(_event, told))
+                if events := self.push(chunk):
+                    yield b"".join(map(_event, events))
         reason = {"stop_reason": self._reason, "stop_sequence": self._stop}
         yield _event({"type": "message_delta", "delta": reason, "usage": self._usage()})
         yield _event({"type": "message_stop"})
@@ -143,13 +143,13 @@ class _Answer:
             return []
         self._is_open = False
         block = self._blocks[-1]
-        told = []
+        events = []
         if block["type"] == "tool_use":
             arguments = decoded_arguments(self._arguments)
             block["input"] = arguments if isinstance(arguments, dict) else {"arguments": arguments}
         if block["type"] == "thinking":
-            told.append(self._delta("signature_delta", signature=""))
-        return [*told, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
+            events.append(self._delta("signature_delta", signature=""))
+        return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def _delta(self, kind: str, **told: str) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": {"type": kind, **told}}

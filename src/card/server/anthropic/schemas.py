@@ -165,8 +165,8 @@ class CountRequest(Strict):
 
     def _instructions(self) -> list[dict[str, Any]]:
         """Return the system prompt as a message, without the line that differs in each request."""
-        told = "\n".join(filter(None, (_BILLING.sub("", block.text) for block in self.system)))
-        return [{"role": "system", "content": told}] if told else []
+        text = "\n".join(filter(None, (_BILLING.sub("", block.text) for block in self.system)))
+        return [{"role": "system", "content": text}] if text else []
 
 
 class MessagesRequest(CountRequest, _Sampled):

@@ -1,4 +1,4 @@
-"""Answers to Ollama's clients about the model, and refusals of what this server does not do."""
+"""Answers to Ollama's clients about the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,20 +14,11 @@ from card.errors import ModelError
 from card.models.files.file_facts import FileFacts, file_facts
 from card.server.answers import json_response
 from card.server.bodies import read_body
-from card.server.errors import ApiError
 from card.server.ollama.schemas import OllamaShowRequest
 from card.server.service import USUAL_TAG, Service
 
 _API_VERSION = "0.13.0"  # the release of Ollama whose API this is: clients refuse old ones
 _ARCHITECTURE = "card"  # of a model without files
-_NO_EMBEDDINGS = "makes no embeddings; send them to a server of an embedding model"
-_ONE_MODEL = "serves the model that it was started with; give another one to card serve"
-_NOT_DONE = {
-    "/api/embed": _NO_EMBEDDINGS,
-    "/api/embeddings": _NO_EMBEDDINGS,
-    **dict.fromkeys(("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"), _ONE_MODEL),
-    "/api/blobs/{digest}": _ONE_MODEL,
-}
 
 
 async def tags(request: Request) -> Response:
@@ -82,19 +72,6 @@ async def show(request: Request) -> Response:
 async def version(request: Request) -> Response:
     """Report the version of the API, by Ollama's count, and ours."""
     return json_response({"version": _API_VERSION, "card": __version__})
-
-
-def refuse_the_rest(app: FastAPI) -> None:
-    """Add the paths of Ollama that get one line."""
-    for path in _NOT_DONE:
-        methods = ["POST", "DELETE", "HEAD"]
-        app.add_api_route(path, _not_done, methods=methods, response_model=None, include_in_schema=False)
-
-
-async def _not_done(request: Request) -> Response:
-    """Refuse. Raises: ApiError 501."""
-    path: str = request.scope["route"].path
-    raise ApiError(501, f"{path.partition('{')[0]}: this server {_NOT_DONE[path]}", code="not_done")
 
 
 async def _facts(service: Service) -> FileFacts:

@@ -139,25 +139,25 @@ class OllamaFields(Strict):
 
     def _shared(self) -> dict[str, Any]:
         """Return the fields of a completion that say the same."""
-        told = {"model": self.model, "stream": self.stream, **self.options.as_sampling()}
+        fields = {"model": self.model, "stream": self.stream, **self.options.as_sampling()}
         if self.format == "json":
-            told["response_format"] = {"type": "json_object"}
+            fields["response_format"] = {"type": "json_object"}
         elif isinstance(self.format, dict):  # in this API no client can say that a part may be left to the model
             schema = {"name": "answer", "schema": self.format, "strict": False}
-            told["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return told
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return fields
 
     def _conversation(self, messages: Iterable[OllamaMessage], tools: Iterable[Tool] = ()) -> ChatRequest:
         """Return the chat completion of these messages. Raises: ApiError 400."""
-        told = {**self._shared(), "messages": chat_messages(messages), "logprobs": self.logprobs}
-        told["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+        fields = {**self._shared(), "messages": chat_messages(messages), "logprobs": self.logprobs}
+        fields["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
         if self.logprobs:
-            told["top_logprobs"] = self.top_logprobs
+            fields["top_logprobs"] = self.top_logprobs
         if isinstance(self.think, str):
-            told["reasoning_effort"] = self.think
+            fields["reasoning_effort"] = self.think
         elif self.think is not None:
-            told["chat_template_kwargs"] = dict.fromkeys(THINKING_SWITCHES, self.think)
-        return fitted(told, ChatRequest)
+            fields["chat_template_kwargs"] = dict.fromkeys(THINKING_SWITCHES, self.think)
+        return fitted(fields, ChatRequest)
 
 
 class OllamaChatRequest(OllamaFields):
@@ -200,8 +200,8 @@ class OllamaGenerateRequest(OllamaFields):
 
     def as_completion(self) -> CompletionRequest:
         """Return the equivalent completion of a prompt without a template. Raises: ApiError 400."""
-        told = {**self._shared(), "prompt": self.prompt, "suffix": self.suffix}
-        return fitted({**told, "logprobs": self.top_logprobs} if self.logprobs else told, CompletionRequest)
+        fields = {**self._shared(), "prompt": self.prompt, "suffix": self.suffix}
+        return fitted({**fields, "logprobs": self.top_logprobs} if self.logprobs else fields, CompletionRequest)
 
 
 class OllamaShowRequest(Strict):

@@ -260,8 +260,8 @@ def _with_definitions(schema: Any, whole: dict[str, Any]) -> Any:
     """Return a part of a schema with what it may refer to."""
     if not isinstance(schema, dict):
         return {}
-    kept = {name: whole[name] for name in ("$defs", "definitions", "x-guidance") if name in whole}
-    return {**kept, **schema}
+    shared = {name: whole[name] for name in ("$defs", "definitions", "x-guidance") if name in whole}
+    return {**shared, **schema}
 
 
 def _resolved(schema: Any, whole: dict[str, Any]) -> Any:

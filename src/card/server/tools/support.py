@@ -32,13 +32,13 @@ _INTRODUCTION = (
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages for a chat template with tools: arguments of earlier calls as objects."""
-    told = []
+    rendered = []
     for message in messages:
         one = {**message.model_dump(include={"role", "content", "name", "tool_call_id"}), **_reasoning(message)}
         if message.tool_calls:
             one["tool_calls"] = [call.as_template_has_it() for call in message.tool_calls]
-        told.append({name: value for name, value in one.items() if value is not None})
-    return told
+        rendered.append({name: value for name, value in one.items() if value is not None})
+    return rendered
 
 
 def _reasoning(message: Message) -> dict[str, str]:
@@ -197,8 +197,8 @@ class ToolSupport:
             messages = [one.model_copy(update={"role": _ROLES.get(one.role, one.role)}) for one in messages]
         calls = self.form.calls
         if self._answers.knows_tools or not isinstance(calls, JsonCalls):
-            told = [function.as_template_has_it() for function in functions]
-            return Conversation(template_messages(messages), told, kwargs)
+            tools = [function.as_template_has_it() for function in functions]
+            return Conversation(template_messages(messages), tools, kwargs)
         return Conversation(plain_messages(messages, functions, calls), (), kwargs)
 
 

@@ -39,22 +39,22 @@ class BracedCalls:
 
     def _read_value(self, source: Source, emit: Callable[[str], None], depth: int = 0) -> Reading[bool]:
         yield from source.skip_space()
-        found = yield from source.takes("{", "[", self.quote, '"')
-        if found is None:
+        opener = yield from source.takes("{", "[", self.quote, '"')
+        if opener is None:
             parts: list[str] = []
             mark = yield from source.until([",", "}", "]", self.end], parts.append)
             source.text = (mark or "") + source.text
             emit(json_of("".join(parts), None))
             return mark is not None and mark != self.end
-        if found in (self.quote, '"'):
+        if opener in (self.quote, '"'):
             emit('"')
-            closed = yield from source.until([found], lambda text: emit(json.dumps(text, ensure_ascii=False)[1:-1]))
+            closed = yield from source.until([opener], lambda text: emit(json.dumps(text, ensure_ascii=False)[1:-1]))
             emit('"' if closed else "")
             return closed is not None
         if depth > _MOST_DEPTH:
             return False
-        emit(found)
-        closing, joint = {"{": "}", "[": "]"}[found], ""
+        emit(opener)
+        closing, joint = {"{": "}", "[": "]"}[opener], ""
         while True:
             yield from source.skip_space()
             if (yield from source.closes(closing)):
@@ -64,7 +64,7 @@ class BracedCalls:
                 return False
             yield from source.skip_space()
             emit(joint)
-            if found == "{":
+            if opener == "{":
                 parts = []
                 quote = yield from source.takes(self.quote, '"')
                 if (yield from source.until([quote or ":"], parts.append)) is None:

@@ -114,6 +114,7 @@ def read_objects(
 def _read_object(source: Source, calls: Calls, *, is_sure: bool) -> Reading[None]:
     one = _Object(source, calls)
     source.take(1)
+    is_doubled = yield from source.takes("{")  # as Qwen2.5-Coder's template shows a call
     while (yield from one.read_pair()):
         pass
     is_closed = yield from source.takes("}")
@@ -124,6 +125,8 @@ def _read_object(source: Source, calls: Calls, *, is_sure: bool) -> Reading[None
         calls.add(one.arguments or "{}")
     if is_closed or not source.is_over or source.text:
         calls.end()
+    if is_doubled:
+        yield from source.takes("}")
 
 
 class _Object:

@@ -47,10 +47,10 @@ class Lead:
 
     def literal(self, text: str) -> str:
         """Return a text as the terms of a grammar; marks that are tokens count as those alone."""
-        found = re.split("|".join(map(re.escape, self._mark_ids)), text) if self._mark_ids else [text]
+        pieces = re.split("|".join(map(re.escape, self._mark_ids)), text) if self._mark_ids else [text]
         marks = re.findall("|".join(map(re.escape, self._mark_ids)), text) if self._mark_ids else []
-        terms = [json.dumps(found[0])] if found[0] else []
-        for mark, rest in zip(marks, found[1:], strict=True):
+        terms = [json.dumps(pieces[0])] if pieces[0] else []
+        for mark, rest in zip(marks, pieces[1:], strict=True):
             terms += [f"<[{self._mark_ids[mark]}]>", *([json.dumps(rest)] if rest else [])]
         return " ".join(terms)
 

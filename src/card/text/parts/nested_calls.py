@@ -59,7 +59,7 @@ class NestedCalls:
         while True:
             key = yield from self._next_key(source, end)
             if key is None:
-                return not is_list and (bool(source.text) or not source.is_over)
+                return not is_list and not source.is_cut_off(end, self.mark + "<")
             if not key:
                 return True
             emit(joint if is_list else f"{joint}{json.dumps(key, ensure_ascii=False)}: ")
@@ -71,9 +71,9 @@ class NestedCalls:
     def _next_key(self, source: Source, end: str) -> Reading[str | None]:
         """Read the tag that begins an element and return its name; "" at the end, None if there is neither."""
         yield from source.skip_space()
-        if (found := (yield from source.takes(end, self.mark + "<"))) is None:
+        if (reached := (yield from source.takes(end, self.mark + "<"))) is None:
             return None
-        if found == end:
+        if reached == end:
             return ""
         parts: list[str] = []
         mark = yield from source.until([">"], parts.append)

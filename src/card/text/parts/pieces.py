@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,3 +87,10 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The schemas of the arguments of the functions that may be called, by name."""
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of arguments by function, of tools in OpenAI's shape; tools of another shape are left out."""
+    functions = [one.get("function") for one in tools or ()]
+    named = {str(one["name"]): one.get("parameters") for one in functions if isinstance(one, Mapping) and "name" in one}
+    return {name: schema if isinstance(schema, Mapping) else {} for name, schema in named.items()}

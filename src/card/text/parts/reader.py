@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 from card.text.parts.answer_format import AnswerFormat, Part
 from card.text.parts.calls import Calls, JsonCalls, read_objects
-from card.text.parts.pieces import Content, Piece, Thoughts, Tools, joined
+from card.text.parts.pieces import CallArguments, Content, Piece, Thoughts, Tools, joined
 from card.text.parts.source import NoCallError, Reading, Source
 
 _MOST_AT_ONCE = 2048  # characters: what is read is cut off what has come, so that must stay short
 _FENCES = ("```json", "```")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class AnswerReader:
@@ -19,7 +22,7 @@ class AnswerReader:
 
     The result does not depend on how the text is split. No piece holds a part of a mark. White space around parts is
     dropped. Text that begins like a call, but names no offered function, is content. A call without marks counts
-    only at the beginning of the content.
+    only at the beginning of the content, or behind another one.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class AnswerReader:
             takes_bare: a call may lack its marks, as some models leave them out.
             has_content: False if a grammar allows only calls; the beginning of one is not content then.
             most_calls: what follows so many calls is left out.
-            shown: returns the text of marks that turn out to be content.
+            shown: returns the text of marks that turn out to be content, or part of an argument.
         """
         self._form, self._shown, self._most_calls = form, shown, most_calls
         self._takes_bare, self._has_content = takes_bare, has_content
@@ -50,6 +53,7 @@ class AnswerReader:
         self._space = ""  # at the end of a part so far
         self._may_be_bare = True  # the content may begin with a call that lacks its marks
         self._is_fresh = True  # the part has no text yet
+        self._has_turned = False  # a mark has begun a part, which may have had no text
         self._given: set[type] = set()  # kinds of parts that have text
         self.part: Part = starts_in or form.starts_in
         self._begins_anew = starts_in is None  # thoughts may come first
@@ -124,8 +128,8 @@ class AnswerReader:
         """Read what follows a mark that the prompt ends with. Returns: False if the rest does not count."""
         source, begun, syntax = self._source, self._form.begun, self._form.calls
         rests = {mark.removeprefix(begun): part for mark, part in self._form.turns if mark.startswith(begun)}
-        if (found := (yield from source.takes(*rests))) is not None:
-            self._turn_to(rests[found])
+        if (reached := (yield from source.takes(*rests))) is not None:
+            self._turn_to(rests[reached])
         elif syntax is not None and syntax.marker == begun and self._calls.tools:
             yield from self._try("", syntax.read(source, self._calls))
         return self.num_calls == 0 or self.num_calls != self._most_calls
@@ -164,6 +168,7 @@ class AnswerReader:
         may_be_bare, self._may_be_bare = self._may_be_bare, False
         is_json = isinstance(syntax, JsonCalls) and (self._takes_bare or syntax.is_bare)
         if may_be_bare and is_json and (yield from self._read_bare(syntax)):
+            self._may_be_bare = True  # another one may follow
             return self.num_calls != self._most_calls
         wrapped = self._form.wrapper is not None and Thoughts in self._given
         ends = [self._form.wrapper[1]] if self._form.wrapper and wrapped else []
@@ -195,10 +200,10 @@ class AnswerReader:
             source.text = before + source.text
             return False
         closing, joint = "```" if fence else syntax.closing.strip(), (syntax.joint or "").strip()
-        found = yield from self._try(before, read_objects(source, self._calls, closing, joint, is_sure=False))
-        if found:
+        was_read = yield from self._try(before, read_objects(source, self._calls, closing, joint, is_sure=False))
+        if was_read:
             yield from source.skip_space()
-        return found
+        return was_read
 
     def _try(self, before: str, reading: Reading[None]) -> Reading[bool]:
         """Read calls; other text is content, from ``before`` on. Returns: whether there was a call."""
@@ -263,7 +268,7 @@ class AnswerReader:
             self._turn_to(self._marks[mark])
 
     def _turn_to(self, part: Part) -> None:
-        self.part, self._space, self._is_fresh = part, "", True
+        self.part, self._space, self._is_fresh, self._has_turned = part, "", True, True
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
@@ -275,21 +280,24 @@ class AnswerReader:
             self._space = ""
         if self._is_fresh and (kind is Thoughts or self._drops_leading_space):
             text = text.lstrip()
-        kept = text if is_last else text.rstrip()
-        self._space = "" if is_last else text[len(kept) :]
-        if not kept:
+        content = text if is_last else text.rstrip()
+        self._space = "" if is_last else text[len(content) :]
+        if not content:
             return
         if self._is_fresh and kind in self._given:
-            kept = "\n" + kept  # a further part of the same kind
+            content = "\n" + content  # a further part of the same kind
         self._is_fresh = False
         self._given.add(kind)
         if kind is Thoughts or self._has_content:
-            self._pieces.append(kind(self._shown(kept)))
+            self._pieces.append(kind(self._shown(content)))
 
     @property
     def _drops_leading_space(self) -> bool:
-        return bool(self._given) or bool(self._marks) or self.num_calls > 0
+        return self._has_turned or bool(self._marks) or self.num_calls > 0
 
     def _give(self, piece: Piece) -> None:
         self._source.tried = ""
+        if isinstance(piece, CallArguments):  # what stands for a token, or comes of half an escape, cannot be encoded
+            text = _SURROGATE.sub(lambda found: json.dumps(self._shown(found[0]))[1:-1], piece.text)
+            piece = CallArguments(piece.call_idx, text)
         self._pieces.append(piece)

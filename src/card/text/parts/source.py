@@ -81,10 +81,14 @@ class Source:
 
     def closes(self, mark: str) -> Reading[bool]:
         """Read a mark that closes what was read, or its beginning where the text ends with that."""
-        found = yield from self.takes(mark)
-        if found is None and mark and self.text and mark.startswith(self.text):
+        mark_found = yield from self.takes(mark)
+        if mark_found is None and mark and self.text and mark.startswith(self.text):
             self.take(len(self.text))
-        return found is not None
+        return mark_found is not None
+
+    def is_cut_off(self, *marks: str) -> bool:
+        """Return whether the text is over where one of these marks may have begun."""
+        return self.is_over and any(mark.startswith(self.text) for mark in marks)
 
     def until(self, marks: Sequence[str], emit: Callable[[str], None]) -> Reading[str | None]:
         """Give out the text before the first of some marks and read the mark; None at the end of the text.
@@ -92,14 +96,14 @@ class Source:
         Of marks that begin together the longest counts.
         """
         while True:
-            found = any_of(tuple(marks)).search(self.text) if marks else None
-            if found is not None:
-                held = _num_held(self.text[found.start() :], marks)
-                if self.is_over or held < len(self.text) - found.start():
-                    emit(self.take(found.start()))
-                    self.take(len(found[0]))
-                    return found[0]
-                emit(self.take(found.start()))
+            match = any_of(tuple(marks)).search(self.text) if marks else None
+            if match is not None:
+                held = _num_held(self.text[match.start() :], marks)
+                if self.is_over or held < len(self.text) - match.start():
+                    emit(self.take(match.start()))
+                    self.take(len(match[0]))
+                    return match[0]
+                emit(self.take(match.start()))
             else:
                 emit(self.take(len(self.text) - (0 if self.is_over else _num_held(self.text, marks))))
             if not (yield from self.more()):
@@ -113,13 +117,13 @@ class Source:
         Raises: NoCallError.
         """
         while True:
-            found = pattern.match(self.text)
-            if found is None and self.text:
+            match = pattern.match(self.text)
+            if match is None and self.text:
                 raise NoCallError
-            if found is not None and (found.end() < len(self.text) or self.is_over or found.end() > most):
-                if found.end() > most:
+            if match is not None and (match.end() < len(self.text) or self.is_over or match.end() > most):
+                if match.end() > most:
                     raise NoCallError
-                return self.take(found.end())
+                return self.take(match.end())
             if not (yield from self.more()) and not self.text:
                 raise NoCallError
 
@@ -152,11 +156,11 @@ class Source:
             return (yield from self.string(emit))
         if self.text.startswith(("{", "[")):
             return (yield from self._nested(emit))
-        while (found := _SCALAR.match(self.text)) is not None and found.end() == len(self.text):
+        while (match := _SCALAR.match(self.text)) is not None and match.end() == len(self.text):
             if not (yield from self.more()):
                 break
-        emit(self.take(found.end() if found else 0))
-        return found is not None
+        emit(self.take(match.end() if match else 0))
+        return match is not None
 
     def _nested(self, emit: Callable[[str], None]) -> Reading[bool]:
         """Give out an object or a list as it comes. Returns: whether it ended."""

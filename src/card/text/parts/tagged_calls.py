@@ -84,7 +84,7 @@ class TaggedCalls:
             yield from source.skip_space()
             mark = yield from source.takes(self.key[0], self.end)
             if mark is None:
-                return bool(source.text) or not source.is_over
+                return not source.is_cut_off(self.key[0], self.end, *(self.whole or ())[:1])
             if mark == self.end:
                 return True
             parts: list[str] = []

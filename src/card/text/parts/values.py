@@ -53,9 +53,20 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 def _fits(value: Any, schema: Any) -> bool:
     """Return whether a value has one of the types that a schema names; it may name none."""
-    kinds = schema.get("type") if isinstance(schema, dict) else None
-    if kinds is None:
-        return True
-    names = [kinds] if isinstance(kinds, str) else kinds
-    allowed = tuple(kind for name in names if isinstance(name, str) for kind in _TYPES.get(name, ()))
-    return isinstance(value, allowed) if allowed else True
+    return isinstance(value, tuple(_types(schema)) or object)
+
+
+def _types(schema: Any) -> set[type]:
+    """Return the types of the values that a schema allows; none if it does not tell, or names others."""
+    if not isinstance(schema, dict):
+        return set()
+    named = schema.get("type")
+    names = [named] if isinstance(named, str) else named
+    if isinstance(names, list):
+        return {kind for name in names if isinstance(name, str) for kind in _TYPES.get(name, ())}
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(listed, list):
+        return {type(one) for one in listed}
+    options = schema.get("anyOf", schema.get("oneOf"))
+    allowed = [_types(one) for one in options] if isinstance(options, list) else []
+    return set().union(*allowed) if all(allowed) else set()

@@ -77,9 +77,9 @@ class ModelAnswers:
             # A model may have a separate template for tools; any list makes the tokenizer choose it.
             self.template = tokenizer.get_chat_template(tools=[{}])
         self.knows_tools = has_tools(self.template)
-        found = find_format(self.template, tokenizer.get_vocab()) if name == AUTO else FORMATS[name]
-        self.is_known = found is not None
-        self.form = found or FORMATS[NONE]
+        form = find_format(self.template, tokenizer.get_vocab()) if name == AUTO else FORMATS[name]
+        self.is_known = form is not None
+        self.form = form or FORMATS[NONE]
         is_silent = self.form.thoughts is not None and self.form.thoughts[1].strip() not in self.template
         if name == AUTO and is_silent and not self.form.thinks_unsaid:
             self.form = dataclasses.replace(self.form, thoughts=None)  # the model does not think
@@ -100,7 +100,7 @@ class ModelAnswers:
             how: further fields of the view.
         """
         form = self.form if tools else dataclasses.replace(self.form, calls=None)
-        text = " ".join(_texts_of(form))
+        text = " ".join(texts_of(form))
         names = [token for token in self._added if token in text]
         chars = {token: chr(_FIRST_MARK + idx) for idx, token in enumerate(sorted(names, key=len, reverse=True))}
         return AnswerView(
@@ -135,17 +135,18 @@ class ModelAnswers:
     @property
     def mark_ids(self) -> Mapping[str, int]:
         """The added tokens that are marks of the format, by text."""
-        text = " ".join(_texts_of(self.form))
+        text = " ".join(texts_of(self.form))
         return {token: token_id for token, token_id in self._added.items() if token in text}
 
 
-def _texts_of(value: Any) -> list[str]:
+def texts_of(value: Any) -> list[str]:
+    """Return all texts in a format, its name and its marks among them."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, tuple):
-        return [text for one in value for text in _texts_of(one)]
+        return [text for one in value for text in texts_of(one)]
     if dataclasses.is_dataclass(value):
-        return [text for field in dataclasses.fields(value) for text in _texts_of(getattr(value, field.name))]
+        return [text for field in dataclasses.fields(value) for text in texts_of(getattr(value, field.name))]
     return []
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from card import __version__
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.machine.packages import installed_version
 from card.machine.processor import processor_name
 from card.machine.threads import usable_cores
@@ -82,8 +82,8 @@ def choose_cores(asked: tuple[int, ...] | None) -> tuple[int, ...]:
     chosen = asked or (allowed[0], allowed[-1])
     if len(set(chosen)) < max(2, len(chosen)) or not set(chosen) <= set(allowed):
         raise SettingsError(
-            f"cores must be two or more different ones of {list(allowed)}, such as 0,1, got {list(chosen)}: methods "
-            "that draft beside the target need one for each"
+            f"{named('cores')} must be two or more different ones of {list(allowed)}, such as 0,1, got "
+            f"{list(chosen)}: methods that draft beside the target need one for each"
         )
     return chosen
 

@@ -21,7 +21,7 @@ class ForcedAcceptance:
     def __init__(self, rate: float, seed: int) -> None:
         """Take the probability, from 0 to 1, and the seed of the coins. Raises: SettingsError if it is out of range."""
         require(0.0 <= rate <= 1.0, "force_acceptance", "from 0 to 1", rate)
-        self._rate, self._coins = rate, random.Random(seed)
+        self._rate, self._seed = rate, seed
 
     def decide(self, seen: Verification) -> Verdict:
         """Walk down while the coins say so, then take the target's own token."""
@@ -31,7 +31,11 @@ class ForcedAcceptance:
             if parent not in best or offer.path_logprobs[idx] > offer.path_logprobs[best[parent]]:
                 best[parent] = idx
         node, accepted = ROOT, list[int]()
-        while (child := best.get(node)) is not None and self._coins.random() < self._rate:
+        while (child := best.get(node)) is not None and self._says_yes(seen.first_place + len(accepted)):
             accepted.append(child)
             node = child
         return Verdict(tuple(accepted), seen.choices[node + 1])
+
+    def _says_yes(self, place: int) -> bool:
+        """Toss the coin of a place in a text. It is the same in every row: else rows differ by their luck."""
+        return random.Random(f"{self._seed}/{place}").random() < self._rate

@@ -15,10 +15,11 @@ from card.api.llm import LLM
 from card.assembly.drafters import as_it_drafts, load_state_draft
 from card.assembly.plan import DEFAULT_MODEL_LEN, readable
 from card.config import INT8, DraftSettings, ResolvedParams
-from card.errors import SettingsError, named
+from card.errors import MissingError, SettingsError, named
 from card.family.judges.knobs import parse_judge
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import dtype_name
+from card.machine.importing import needs_torch
 from card.machine.threads import pinned
 from card.models.block_loading import is_state_drafter
 from card.models.drafter_facts import drafter_of
@@ -26,7 +27,7 @@ from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
-from card.models.others import others
+from card.models.others import has_others, others
 from card.models.own.decoder_model import is_int8
 from card.models.own.reasons import could_run_int8, is_exact
 from card.tools.bench.compare import TextJudge
@@ -165,7 +166,8 @@ def make_plan(
 
     Args:
         how: further fields of `BenchPlan`.
-    Raises: SettingsError for pairs of one name, or rows that a pair cannot run.
+    Raises: SettingsError for pairs of one name, or rows that a pair cannot run; MissingError for rows that PyTorch runs
+        where it is not installed.
     """
     opened: dict[str, Callable[[Callable[[str], None]], Lineup]] = {}
     for pair in pairs:
@@ -179,6 +181,8 @@ def make_plan(
                     f"row {name} runs without the target's states, which {pair.draft} reads; leave the row out"
                 )
         for name in names:
+            if name in THEIRS and not has_others():
+                raise MissingError(needs_torch(f"row {name}"))
             head = needed_head(name)
             if head is not None and settings.own.get(head) is None:
                 raise SettingsError(f"row {name} needs a head of card train {head}: give --{head} FILE")
@@ -336,7 +340,7 @@ class Lineup:
         return settings
 
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
-        modules_of = others("transformers.modules", f"the row {name}").modules_of
+        modules_of = others("transformers.modules", f"row {name}").modules_of
         rows = import_module(_THEIR_ROWS)  # with torch, which all other rows do without
         cores, assistant, lengths = self._settings.cores_of(name), None, list[int | None]([None])
         if needs_draft(name):

@@ -9,7 +9,7 @@ from typing import Any
 
 from card.assembly.drafters import as_it_drafts, load_state_draft
 from card.assembly.latency.timing import measure_pass_cost
-from card.errors import PlanError
+from card.errors import PlanError, named
 from card.machine.threads import CoreSet, default_threads, pinned
 from card.models.block_loading import is_state_drafter, require_block
 from card.models.drafter_facts import drafter_of
@@ -55,7 +55,7 @@ def measure_profile(
         rising numbers of 1 or more, or for a ``draft`` that is measured otherwise.
     """
     if list(threads) != sorted(set(threads)) or min(threads, default=1) < 1:
-        raise PlanError(f"threads must be different numbers of 1 or more in rising order, got {threads}")
+        raise PlanError(f"{named('threads')} must be 1 or more, in rising order, got {list(threads)}")
     environment = describe_run()  # figures of a busy machine are unreliable
     tell(f"loading {name}")
     tokenizer = load_tokenizer(name)

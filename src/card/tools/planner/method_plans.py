@@ -27,7 +27,6 @@ KNOBS: Mapping[str, tuple[str, ...]] = {
     "lookahead": ("budget",),
     "pard": ("num_speculative_tokens",),
     "ctc": ("budget",),
-    "hivis": ("budget",),
     "sparsespec": ("num_speculative_tokens",),
     "specpv": ("lead",),
 }

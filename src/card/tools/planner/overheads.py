@@ -173,13 +173,13 @@ def _round_s(
 
 def _watchers(model: LanguageModel, writers: Mapping[str, LocalWriter]) -> Watchers | None:
     """Give the model's hidden states to writers that read them. Raises: ModelError if they are of another model."""
-    readers = [writer for writer in writers.values() if writer.wanted_features]
+    readers = [writer for writer in writers.values() if writer.reads_states]
     if not readers:
         return None
     assert isinstance(model, RowRunner), "a head drafts for a model with hidden states"
     for writer in readers:
         writer.attach(model)
-    return Watchers(model.features, (), for_writers="logits")
+    return Watchers(model.features, (), for_writers=True)
 
 
 def _beam_writer(model: LanguageModel) -> DraftWriter:

@@ -32,6 +32,7 @@ from card.tools.planner.recording import HeadRows, RecordedText, Recording, Rows
 from card.tools.planner.state_drafts import CHUNK, NUM_DEEPER, deeper_logits, inputs_of
 from card.tree.logits import Logits, as_array, top
 
+AT_ONCE = 8  # prompts that the target answers together; a pass of 8 rows takes far less than 8 passes
 NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps
 _RULED_OUT_LOGPROB = -100.0  # of a candidate that top-k, top-p or min-p leave out
@@ -72,15 +73,16 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
         check_pair(tokenizer, request.target, request.draft)
         draft_model = load_decoder(request.draft, dtype=request.dtype, device=request.device)
     answers = []
-    with LLM(model, tokenizer=tokenizer, method="vanilla", device=request.device, max_num_seqs=1) as llm:
-        for idx, prompt_ids in enumerate(prompts):
-            tell(f"the target answers prompt {idx + 1} of {len(prompts)}")
-            output = llm.generate([list(prompt_ids)], request.params)[0]
-            if output.error is not None:
-                raise output.error
-            completion = output.outputs[0]
-            reason: Literal["stop", "length"] = "stop" if completion.finish_reason == "stop" else "length"
-            answers.append(TargetText(prompt_ids, completion.token_ids, reason))
+    with LLM(model, tokenizer=tokenizer, method="vanilla", device=request.device, max_num_seqs=AT_ONCE) as llm:
+        for first in range(0, len(prompts), AT_ONCE):
+            tell(f"the target has answered {first} of {len(prompts)} prompts")
+            some = prompts[first : first + AT_ONCE]
+            for prompt_ids, output in zip(some, llm.generate([list(one) for one in some], request.params), strict=True):
+                if output.error is not None:
+                    raise output.error
+                completion = output.outputs[0]
+                reason: Literal["stop", "length"] = "stop" if completion.finish_reason == "stop" else "length"
+                answers.append(TargetText(prompt_ids, completion.token_ids, reason))
     tell("asking both models at each position")
     longest = max(len(answer.prompt_ids) + len(answer.token_ids) for answer in answers)
     target, draft = (make_runner(m, max_model_len=min(longest, context_limit(m))) for m in (model, draft_model))

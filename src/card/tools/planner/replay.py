@@ -252,6 +252,10 @@ class BlankInputs:
         """Return the states."""
         return states
 
+    def handed_on(self, states: Floats, depths: Sequence[int]) -> Floats:
+        """Return the states as they are."""
+        return states
+
     def rows(self, token_ids: Sequence[int], states: Floats) -> Floats:
         """Return the states."""
         return states

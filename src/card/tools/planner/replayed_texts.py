@@ -156,6 +156,18 @@ class ReplayedTexts:
         return ((mixed ^ (mixed >> 31)) * 0x94D049BB133111EB) & _MASK
 
 
+class TextEnd:
+    """Ends a text where the recorded one ended."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._left = num_tokens
+
+    def feed(self, token_id: int) -> bool:
+        """Return True at the last token."""
+        self._left -= 1
+        return self._left == 0
+
+
 def _layers(first: FloatArray, deeper: FloatArray, num_deeper: int) -> FloatArray:
     """Return candidates by layer, [L + 1, n, K]: behind those that were recorded, the last ones again."""
     known = np.concatenate([first[None], deeper])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,12 +30,13 @@ from card.links.switch import SwitchLink
 from card.machine.importing import load_place
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
+from card.models.features import FeatureConsumer
 from card.models.parallel_draft import ParallelDraft
 from card.tools.planner.own_drafts import HEAD, has_own_drafter
 from card.tools.planner.profile import Profile, Setup
 from card.tools.planner.recording import Recording
 from card.tools.planner.replay import BLANK_STATES, BlankInputs, PassSize, ReplayedHead, ReplayedModel
-from card.tools.planner.replayed_texts import ReplayedTexts
+from card.tools.planner.replayed_texts import ReplayedTexts, TextEnd
 from card.tools.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
 
 KNOWN_ENGINE_SETTINGS = frozenset(
@@ -176,8 +177,6 @@ def _check_recorded(recording: Recording, method: Method) -> None:
     is_known = all(
         text.head is not None if method.needs_head else method.name in text.drafted for text in recording.texts
     )
-    if method.needs_head and HEAD not in method.writers:
-        raise PlanError(f"a recording cannot hold the candidates of the head of {method.name}; leave it out")
     if has_own_drafter(method) and not is_known:
         head = " --ctc FILE" if method.needs_head else ""
         raise PlanError(
@@ -210,11 +209,19 @@ def _target_setup(scene: Scene, most_threads: int | None, plan: Plan) -> Setup:
     return scene.target.setup_of(min(plan.settings.threads, most_threads))
 
 
-def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: VirtualDrafter | None = None) -> Parts:
+def build_stage(
+    scene: Scene,
+    plan: Plan,
+    texts: ReplayedTexts,
+    *,
+    drafter: VirtualDrafter | None = None,
+    consumers: Sequence[FeatureConsumer] = (),
+) -> Parts:
     """Return an engine with its drafter, in virtual time.
 
     Args:
         drafter: the one outside the target's thread, if the plan has one; None makes it.
+        consumers: shown what the target writes; its states are blank.
     """
     clock, shown = VirtualClock(), _Shown()
     far: DrafterLink | None = None
@@ -229,7 +236,8 @@ def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: Virt
     target = _target_model(scene, plan, texts, clock, shown)
     latencies = _ProfiledLatencies(scene)
     writers = {name: _timed_writer(scene, plan, texts, name, clock) for name in plan.writers}
-    watchers = Watchers(target.features, [ShownStates(link, BLANK_STATES)]) if link and scene.reads_states else None
+    shown_to = [*consumers, *([ShownStates(link, BLANK_STATES)] if link and scene.reads_states else [])]
+    watchers = Watchers(target.features, shown_to) if shown_to else None
     models = Models(target=target, link=link, latencies=latencies, writers=writers, watchers=watchers)
     shown.parts = build(plan, models, clock=clock)
     return shown.parts
@@ -275,18 +283,6 @@ def replayed_texts(scene: Scene, plan: Plan) -> ReplayedTexts:
     method = plan.method
     by_method = method.name if has_own_drafter(method) and not method.needs_head else None
     return ReplayedTexts(scene.recording, wanted, drafted_by_method=by_method, has_head=HEAD in plan.writers)
-
-
-class TextEnd:
-    """Ends a text where the recorded one ended."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self._left = num_tokens
-
-    def feed(self, token_id: int) -> bool:
-        """Return True at the last token."""
-        self._left -= 1
-        return self._left == 0
 
 
 def make_request(parts: Parts, scene: Scene, texts: ReplayedTexts, text_idx: int, request_id: int) -> Request:

@@ -13,8 +13,8 @@ import numpy as np
 from card.errors import PlanError
 from card.kernels.number_types import Floats
 from card.models.features import FeatureWish
-from card.models.own.draft_block import RowInputs
 from card.models.own.eagle_head import HeadInputs
+from card.models.own.row_inputs import RowInputs
 from card.models.protocol import Extension, LanguageModel
 from card.models.runner import RowRunner
 from card.tools.planner.recording import TargetText
@@ -86,7 +86,7 @@ def _chains(
             rows = rows[: len(ids) - depth - begin]
             if not rows:
                 break
-            states = np.array(draft.features.of(0, wish))[: len(rows)]
+            states = makes.handed_on(np.array(draft.features.of(0, wish))[: len(rows)], [depth - 1] * len(rows))
             tokens = ids[begin + depth - 1 : begin + depth - 1 + len(rows)]
             made = Extension(slot, tokens, rows, inputs=makes.rows(tokens, states))
             rows = range(draft.num_rows(slot), draft.num_rows(slot) + len(tokens))

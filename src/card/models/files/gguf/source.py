@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 6  # of what is kept; another number makes old entries useless, and they go when room is needed
 _BLOCKS_FORMAT = 1  # of packed blocks
-_TEXT_FORMAT = 4  # of tokenizers
+_TEXT_FORMAT = 5  # of tokenizers
 _FACTS_FORMAT = 3  # of what is told of a file
 _FACTS_NAME = "facts.json"
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer

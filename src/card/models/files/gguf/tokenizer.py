@@ -53,6 +53,7 @@ _MOST_COMPARED_CHARS = 1 << 28  # the sum of squares of all lengths; a vocabular
 # Models whose marks take the blanks behind them, by their names, and the tokens of theirs that do not: a file does not
 # tell, and llama.cpp knows them so.
 _PHI3, _PHI3_KEEPS = ("phi-3", "phi 3", "phi3"), frozenset({"<unk>", "<s>", "<|endoftext|>"})
+_SHORT_RUNS = ("gemma", "gemma2")  # whose folders join short runs of blanks first; SentencePiece takes the longest
 _MARKUP = "</s>"  # also how HTML ends a text that is struck out; only a control token ends an answer
 
 
@@ -268,11 +269,12 @@ def _sentencepiece(
     """
     stated = metadata.get("tokenizer.ggml.merges")
     if stated is None:
-        scores = metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
-        merges = _pairs_by_score(
-            tokens,
-            [1 / len(token) if is_run else score for token, score, is_run in zip(tokens, scores, runs, strict=False)],
-        )
+        scores = list(metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens))
+        is_short_first = metadata.get("general.architecture") in _SHORT_RUNS
+        for token_id, (token, is_run) in enumerate(zip(tokens, runs, strict=True)):
+            if is_run:
+                scores[token_id] = 1 / len(token) if is_short_first else 1.0
+        merges = _pairs_by_score(tokens, scores)
     else:
         merges = [_pair(merge) for merge in stated]
     pairs = Pairs(tokens, merges, {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True})
