@@ -53,6 +53,27 @@ def test_a_program_is_right_if_all_its_tests_pass(bench, tmp_path, monkeypatch):
     assert problem.found_in.__self__ == read_tasks(path)[0], "its tests judge an answer"
 
 
+def test_steps_are_judged_by_equations_or_chance_beside_the_draft_model_alone(bench, command, tmp_path, monkeypatch):
+    judges = "draft,arbitrage/equations:1,arbitrage/chance:0.5"
+    monkeypatch.setattr("sys.argv", [*command, "--judge", judges, "--limit", "2", "--plain"])
+    bench["judges"].main()
+    lines = lines_of(tmp_path / "out.jsonl")
+    assert [(line["judge"], line["exact"]) for line in lines] == [
+        ("exact", True),
+        *((j, False) for j in judges.split(",")),
+    ]
+    assert all(0 <= item["drafted_steps"] <= item["steps"] > 0 for line in lines for item in line["items"])
+    with pytest.raises(SettingsError, match="needs a knob from 0 to 1"):
+        bench["judges"].read_judges("arbitrage/chance")
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("3+4=7", 1.0), ("3*4=<<3*4=12>>12 and 12-5=8", 0.5), ("1/0=0", 0.0), ("none", 1.0)]
+)
+def test_equations_are_checked(bench, text, share):
+    assert bench["step_judges"].equations_hold(text) == pytest.approx(share)
+
+
 def test_lines_of_other_settings_are_refused(bench, command, monkeypatch):
     monkeypatch.setattr("sys.argv", [*command, "--judge", "exact"])
     bench["judges"].main()
