@@ -76,7 +76,7 @@ def failure(file: Path, cache: str, load: Callable[..., object] = load_decoder) 
     assert len(text) < 600
     assert text.startswith(str(file))
     assert not list(Path(cache).rglob("*.unfinished"))
-    assert not [one for one in entries(cache) if one not in ("v6-facts3", "v6-text4")]
+    assert not [one for one in entries(cache) if one not in ("v6-facts3", "v6-text5")]
     return text.removeprefix(str(file)).strip()
 
 
@@ -296,7 +296,7 @@ def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_p
 def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):
     first = logits(load_decoder(tiny, cache_dir=cache))
     load_tokenizer(tiny, cache_dir=cache)
-    assert entries(cache) == ["v6-facts3", "v6-float16", "v6-text4"]
+    assert entries(cache) == ["v6-facts3", "v6-float16", "v6-text5"]
 
     def refuse(*_: object) -> None:
         raise AssertionError("it was converted again")
@@ -334,7 +334,7 @@ def kept_files(cache: str) -> dict[str, Path]:
 def test_what_is_kept_and_was_damaged_is_made_again(tiny, cache):
     expected = logits(load_decoder(tiny, cache_dir=cache))
     ids = load_tokenizer(tiny, cache_dir=cache).encode("how many cats sat?")
-    assert {"facts3/facts.json", "float16/model.safetensors", "text4/seal.json"} <= kept_files(cache).keys()
+    assert {"facts3/facts.json", "float16/model.safetensors", "text5/seal.json"} <= kept_files(cache).keys()
     for idx, name in enumerate(kept_files(cache)):
         whole = kept_files(cache)[name].read_bytes()
         every = [*damages(whole)]
@@ -399,7 +399,7 @@ def test_two_processes_at_once_make_one_entry(tiny, cache):
     assert len({out for out, _ in said}) == 1, said
     assert all(err == "" for _, err in said)
     assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.sum(dtype="float64"))
-    assert entries(cache) == ["v6-facts3", "v6-float16", "v6-text4"]
+    assert entries(cache) == ["v6-facts3", "v6-float16", "v6-text5"]
 
 
 def test_the_oldest_entries_make_room_and_no_leftovers_stay(tmp_path):

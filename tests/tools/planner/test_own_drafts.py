@@ -268,4 +268,4 @@ def test_masks_that_are_dropped_are_no_correction(recording: Recording) -> None:
 
 
 def test_all_methods_with_a_drafter_of_their_own_are_tested_here() -> None:
-    assert {name for name, method in methods().items() if has_own_drafter(method)} == {*OWN, "arbitrage"}
+    assert {name for name, method in methods().items() if has_own_drafter(method)} == {*OWN}

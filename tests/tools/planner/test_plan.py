@@ -56,8 +56,12 @@ def test_shares_of_time_are_shares_with_several_texts_at_once():
         assert 0.0 <= plan.hit_rate <= 1.0 and all(0.0 <= share <= 1.0 for share in shares.values()), plan
 
 
-def test_every_method_has_knobs_to_search():
-    assert set(KNOBS) == set(methods())
+def test_every_exact_method_has_knobs_to_search_and_another_one_is_refused():
+    others = {name for name, method in methods().items() if not method.is_exact}
+    assert set(KNOBS) == set(methods()) - others and others
+    for name in others:
+        with pytest.raises(PlanError, match=f"{name} writes another text"):
+            make_plan(toy_scene(), [name])
 
 
 def test_without_a_draft_profile_methods_that_need_one_are_left_out_with_the_reason():

@@ -23,17 +23,26 @@ HEAD = "ctc"  # the writer whose candidates are recorded
 
 
 def has_own_drafter(method: Method) -> bool:
-    """Return whether a method drafts differently from a draft model of one token a pass."""
-    return method.needs_training or method.selection is not None
+    """Return whether an exact method drafts differently from a draft model of one token a pass."""
+    return method.is_exact and (method.needs_training or method.selection is not None)
+
+
+def check_exact(method: Method) -> None:
+    """Raise PlanError for a method that writes another text: recorded texts cannot tell what it accepts."""
+    if not method.is_exact:
+        raise PlanError(f"{method.name} writes another text than the target's, which no recording has; leave it out")
 
 
 def check_recordable(names: Sequence[str], head: str | None) -> None:
     """Check the names of methods to record.
 
-    Raises: SettingsError for an unknown method; PlanError for one that every recording covers, or that lacks its head.
+    Raises:
+        SettingsError: a method is unknown.
+        PlanError: every recording covers a method, or it is not exact, or it lacks its head.
     """
     for name in names:
         method = find_method(name)
+        check_exact(method)
         if not has_own_drafter(method):
             raise PlanError(
                 f"every recording covers {name}; name methods with a drafter of their own, such as sparsespec"

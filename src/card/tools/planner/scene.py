@@ -32,7 +32,7 @@ from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from card.models.features import FeatureConsumer
 from card.models.parallel_draft import ParallelDraft
-from card.tools.planner.own_drafts import HEAD, has_own_drafter
+from card.tools.planner.own_drafts import HEAD, check_exact, has_own_drafter
 from card.tools.planner.profile import Profile, Setup
 from card.tools.planner.recording import Recording
 from card.tools.planner.replay import BLANK_STATES, BlankInputs, PassSize, ReplayedHead, ReplayedModel
@@ -136,6 +136,7 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
         for a method without the profile that it needs.
     """
     method = find_method(name)
+    check_exact(method)
     _check_recorded(scene.recording, method)
     engine_changes, _ = split_settings(changes)
     asked = engine_changes.keys() - {"own"} | engine_changes.get("own", {}).keys()
