@@ -386,7 +386,7 @@ def rows_of_the_readme(heading: str) -> list[list[str]]:
 
 
 def fastest(peers: SimpleNamespace, title: str, weights: str, *files: str) -> list[Any]:
-    """Return the README's rows of one group of lines: `card`, plain decoding of ours, llama.cpp's best, ik_llama.cpp's."""
+    """Return the README's rows of one group of lines: `card`, our plain decoding, llama.cpp's best, ik_llama.cpp's."""
     lines = [line for file in files for line in peers.peer_results.read_lines(BENCHMARKS / "results" / file)]
     found = [one for one in peers.peer_results.summarise(peers.peer_results.groups(lines)[title])]
     ours = {one.row.method: one for one in found if (one.row.peer, one.row.quantisation) == ("card", weights)}
