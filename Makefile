@@ -52,9 +52,8 @@ collected: $(STAMP)
 core-beside: collected
 	$(MAKE) test-core
 
-# One process more than there are cores: tests of servers and of other processes wait.
 beside-core: collected
-	$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))') --dist worksteal --beside-core
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal --beside-core
 
 test-slow: $(STAMP) ## set up, then run the tests and all that take long with new examples of property tests, and all crosses without PyTorch too (an hour on two cores)
 	CARD_TEST_EXAMPLES=new $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal -m "$(WITH_SLOW)"

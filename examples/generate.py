@@ -5,7 +5,6 @@ from card import LLM, SamplingParams
 problem = "Anna has 25 apples. She eats 3 apples and gives 6 apples to a friend. How many apples does she have left?"
 question = [{"role": "user", "content": problem}]
 params = SamplingParams(max_tokens=100)
-
 with LLM("demo-target", "demo-draft", dtype="float32") as card, LLM(method="vanilla", dtype="float32") as plain:
     for chunk in card.stream(question, params):
         print(chunk.text, end="", flush=True)

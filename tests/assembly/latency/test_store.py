@@ -224,7 +224,7 @@ def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch
         LLM(pair.target, cache=False, **settings)
 
 
-@pytest.mark.parametrize("factor", [0.01, 100.0])
+@pytest.mark.parametrize("factor", [0.01, 1e5])  # no busy machine makes a pass of 60 us take a second
 def test_what_a_pass_now_contradicts_is_measured_again(pair: Pair, tmp_path: Path, factor: float):
     settings = {"method": "card", "writers": ("suffix",), "cache_dir": str(tmp_path)}
     with LLM(pair.target, **settings) as llm:
