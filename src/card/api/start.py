@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from card.api.arguments import LLMArguments
 from card.api.own_draft import Choice, choose_draft
@@ -45,9 +45,6 @@ from card.text.grammar import GrammarCompiler
 from card.text.parts.formats import AUTO
 from card.text.parts.view import check_format_name
 from card.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from card.drafting.local.protocol import Observation, WriterSequence, check_proposal
 from card.errors import in_words
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

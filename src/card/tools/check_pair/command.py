@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -53,9 +53,6 @@ from card.tools.check_pair.facts import (
     verdict,
 )
 from card.tools.check_pair.measuring import TIMED_RUNS, TimeLimit, measure_agreement, measure_speeds
-
-if TYPE_CHECKING:
-    pass
 
 MOST_MEASURING_S = 60.0  # since the target was loaded; starting the engines is not cut short
 _AGREEMENT_SHARE = 0.25  # of the time that is left when agreement is measured; the rest is for speed
