@@ -20,7 +20,8 @@ class IkLlama(LlamaCpp):
     def own_flags(self, method: str, option: dict[str, Any]) -> list[str]:
         """Return what only this server understands."""
         drafting = ["--spec-type", f"draft:n_max={option.get('draft_tokens')}"]
-        return ["-rtr", "--webui", "none", *{"draft": drafting, "suffix": ["--spec-type", _SUFFIX]}.get(method, [])]
+        flags = ["-rtr", "--webui", "none", "--log-disable"]  # else it leaves a file where it is started
+        return [*flags, *{"draft": drafting, "suffix": ["--spec-type", _SUFFIX]}.get(method, [])]
 
     def token_ids(self, method: str, option: dict[str, Any], answer: dict[str, Any]) -> list[int]:
         """Return the tokens of an answer, cut anew."""

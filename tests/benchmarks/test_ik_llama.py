@@ -82,7 +82,7 @@ def test_a_row_starts_the_server_with_its_flags_and_cuts_texts_into_tokens(
         assert worker.prepare(method, option, []) == {**option, "threads": 2}
         command = told(build)
         assert command.startswith("-m t.gguf --host 127.0.0.1") and "-t 2 -tb 2 -c 64 -np 1" in command
-        assert command.endswith(" ".join(["-rtr --webui none", flags]).strip())
+        assert command.endswith(" ".join(["-rtr --webui none --log-disable", flags]).strip())
         assert ("-md d.gguf" in command) == (method == "draft")
         done = worker.generate(method, option, [7, 8, 3, 9], 4)
         assert (done.token_ids, done.prefill_s, done.decode_s) == ([7, 8, 3], 0.5, 0.25)
