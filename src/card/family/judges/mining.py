@@ -72,7 +72,6 @@ class _Text:
 
     token_ids: list[int]
     slot: int
-    num_put_in: int = 0  # newest tokens that the draft model wrote
     state: Tensor | None = None  # [D] at the last token of the text as it began
 
 
@@ -203,13 +202,12 @@ class Miner:
         if is_important:
             self._target.close(written.slot)
             one.written = one.text
-            one.place += 1
         else:
             self._target.close(one.text.slot)
             one.text = written
             one.guesses.clear()
             self._keep_draft(one)
-            one.place += written.num_put_in
+        one.place += 1  # what follows of a step is the draft model's choice, too
         return is_important, written.state
 
     def _try_next(self, one: _Question) -> bool:
@@ -220,8 +218,8 @@ class Miner:
             one.place += 1
         if one.place == len(token_ids):
             return False
-        slot, put_in = self._target.open(one.num_prompt + self._max_tokens), self._put_in(one)
-        one.written = _Text([*token_ids[: one.place], *put_in], slot, len(put_in))
+        slot = self._target.open(one.num_prompt + self._max_tokens)
+        one.written = _Text([*token_ids[: one.place], *self._put_in(one)], slot)
         self._target.copy_rows(one.text.slot, slot, one.place)
         return True
 
