@@ -146,13 +146,14 @@ def ratios(spent: Mapping[str, Sequence[Spent]], episodes: Sequence[Episode]) ->
                 sum(one.first_token_s for one in own) / sum(one.first_token_s for one in plain), 4
             ),
             "longest_gap_s": round(max(one.longest_gap_s for one in own), 4),
-            "last_over_first": round(_speed(own[-1]) / _speed(own[0]) * _speed(plain[0]) / _speed(plain[-1]), 4),
         }
     return found
 
 
-def _speed(one: Spent) -> float:
-    return one.num_tokens / one.seconds
+def last_over_first(spent: Sequence[Spent]) -> float:
+    """Return the speed of the day's last copies over that of its first ones, which are the same texts."""
+    first, *_, last = (one.num_tokens / one.seconds for one in spent)
+    return round(last / first, 4)
 
 
 @click.command()
@@ -185,6 +186,7 @@ def main(name: str, seeds: int, prices: tuple[str, ...], rows: str, fixed_of: st
                 "price": price,
                 "seed": seed,
                 "classes": classes,
+                "last_copies_over_first": last_over_first(spent["card"]),
                 "spent": {row: [asdict(one) for one in of_row] for row, of_row in spent.items()},
                 "overheads": msgspec.to_builtins(overheads),
                 **describe_run(),
@@ -205,13 +207,14 @@ def _fixed_of(name: str, path: Path) -> dict[tuple[str, int], dict[str, list[Spe
 
 
 def _print(console: Console, price: str, seed: int, classes: Mapping[str, Any], spent: Mapping[str, Any]) -> None:
-    table = Table("class", "/ plain", "/ best", "best", "first token / plain", "longest gap", "last / first")
+    table = Table("class", "/ plain", "/ best", "best", "first token / plain", "longest gap")
     for name, one in classes.items():
         table.add_row(name, *(str(value) for value in one.values()))
     console.print(f"{price}, order {seed}")
     console.print(table)
     whole = {row: sum(one.seconds for one in of_row) for row, of_row in spent.items()}
     console.print("seconds of the day: " + ", ".join(f"{row} {seconds:.0f}" for row, seconds in whole.items()))
+    console.print(f"the last copies over the first: {last_over_first(spent['card'])}")
     for kind in ("over_plain", "over_best"):
         console.print(f"mean {kind}: {geometric_mean(one[kind] for one in classes.values()):.3f}")
 

@@ -2,7 +2,8 @@
 
 Requests are those of the policy gate's recordings: chats, code, copies, sampled answers. An agent's turns are code
 behind a prompt that grows from 5,000 to 11,000 tokens; most of a prompt is the turns before it. Before false copies
-stand pieces of the answer, each followed by another token than in the answer: what is copied is wrong.
+stand pieces of the answer, each followed by another token than in the answer: what is copied is wrong. The first and
+the last requests of a day are the same copies, so that they tell what the day has done to the server.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from policy_texts import SAMPLED, recording_of
 
 from card.tools.planner.recording import RecordedText, Recording
 
-KINDS = ("questions", "code", "copy-edit", "demo", SAMPLED)
+COPIES = "copy-edit"
+KINDS = ("questions", "code", COPIES, "demo", SAMPLED)
 AT_ONCE = (1, 4, 16)
 AGENT, FALSE_COPIES = "agent", "false copies"
 FIRST_TOKENS, TURN_TOKENS, NUM_TURNS = 4_900, 2_000, 4  # of an agent's first prompt, of what each turn adds, turns
 PIECE_TOKENS, PIECE_STEP = 24, 3  # of a false copy, and from one to the next
+NUM_COPIES = 4  # that begin a day, and end it
 EPISODES = 3  # of each kind of text and each number of requests at once
 
 
@@ -47,7 +50,7 @@ class Day:
 
 
 def make_day(seed: int) -> Day:
-    """Return the episodes of all classes in an order that the seed draws."""
+    """Return the episodes of all classes in an order that the seed draws, between copies of the same texts."""
     rng, made = np.random.default_rng(seed), _Texts(seed)
     plans = [(kind, at_once) for kind in KINDS for at_once in AT_ONCE for _ in range(EPISODES)]
     plans += [(AGENT, 1), (FALSE_COPIES, 1)] * EPISODES
@@ -56,7 +59,8 @@ def make_day(seed: int) -> Day:
         kind, at_once = plans[place]
         texts = made.of(kind, max(4, at_once))
         episodes.append(Episode(kind, at_once, tuple(texts)))
-    return Day(made.recording(), tuple(episodes))
+    first, last = (Episode(COPIES, 1, tuple(made.copies())) for _ in range(2))
+    return Day(made.recording(), (first, *episodes, last))
 
 
 class _Texts:
@@ -73,6 +77,11 @@ class _Texts:
         if kind == AGENT:
             return self._turns()
         return [self._misled() if kind == FALSE_COPIES else self._short(kind) for _ in range(num_texts)]
+
+    def copies(self) -> list[int]:
+        """Return the numbers of new requests for the same copies each time, behind other tokens."""
+        texts = recording_of(COPIES).texts[:NUM_COPIES]
+        return [self._add(text, (*self._noise(4), *text.prompt_ids)) for text in texts]
 
     def _short(self, kind: str) -> int:
         text = next(self._sources[kind])
