@@ -155,7 +155,7 @@ SIZES_OF_RUNS: Mapping[str, Size] = {
     "32": Size(32, 8_000),
 }
 LEARNING_TOKENS = 50  # of each request at once, in each engine: they do not count as later
-FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 10)  # of those up to 12, 8 and 12 were never the best
 FIXED_LENGTHS_AT_ONCE = (1, 2, 3, 4, 6)  # with several at once; no longer one was ever the best there
 
 

@@ -65,7 +65,7 @@ def test_a_drafter_beside_the_target_is_a_fixed_row_where_it_takes_nothing_from_
     assert "beside" in cells.fixed_rows(cells.Cell("demo", "many cores", "long"))
     rows = cells.fixed_rows(cells.Cell("demo", "int8 90M", "long"))
     assert "beside" not in rows
-    assert {row[1].get("num_speculative_tokens") for row in rows.values()} >= {1, 2, 3, 4, 5, 6, 7, 8, 10, 12}
+    assert {row[1].get("num_speculative_tokens") for row in rows.values()} >= {1, 2, 3, 4, 5, 6, 7, 10}
 
 
 @pytest.mark.parametrize("name", ["poor draft", "adversarial draft", "flat claims"])
@@ -175,3 +175,14 @@ def test_the_gate_charges_what_was_measured_last(gate, tmp_path):
         gate.measured_overheads(path)
     path.write_text("".join(json.dumps({"overheads": {"round_s": seconds}}) + "\n" for seconds in (1e-3, 2e-3)))
     assert gate.measured_overheads(path).round_s == 2e-3
+
+
+def test_a_day_begins_and_ends_with_the_same_copies(bench) -> None:
+    day, script = bench["day_texts"].make_day(0), bench["day"]
+    first, last = (
+        [day.recording.texts[idx] for idx in episode.texts] for episode in (day.episodes[0], day.episodes[-1])
+    )
+    assert [text.token_ids for text in first] == [text.token_ids for text in last]
+    assert not {text.prompt_ids for text in first} & {text.prompt_ids for text in last}, "no prompt is kept"
+    spent = [script.Spent(num_tokens=100, seconds=seconds) for seconds in (2.0, 1.0, 4.0)]
+    assert script.last_over_first(spent) == 0.5
