@@ -213,5 +213,5 @@ def hrad_consumers(settings: EngineSettings, runner: RowRunner, draft: DraftSett
 
 def target_facts(runner: RowRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:
     """Return the facts of a new predictor for the target of ``runner``."""
-    own: dict[str, Any] = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens, "draft": draft}
-    return HRadFacts(**own, **sizes_of(runner))
+    facts: dict[str, Any] = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens, "draft": draft}
+    return HRadFacts(**facts, **sizes_of(runner))
