@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from card.errors import ModelError
 from card.kernels.number_types import Array
 from card.machine.memory import is_shortage
@@ -50,7 +52,8 @@ class TrainedFile:
 
         Args:
             besides: what else may be done where there is no file.
-        Raises: ModelError for a file that is missing, cut off, of another kind, or lacks what ``make`` needs.
+        Raises: ModelError for a file that is missing, cut off, of another kind, has NaN or infinity, or lacks what
+            ``make`` needs.
         """
         if not Path(path).is_file():
             raise ModelError(f"there is no file {path}; train a {self.kind} with {self.command}{besides}")
@@ -63,6 +66,8 @@ class TrainedFile:
         if file.facts.get("format") != self.format:
             raise ModelError(f"{path} is no {self.kind} ({self.format}); give a file that {self.command} wrote")
         try:
+            if wrong := [name for name, array in file.arrays.items() if not np.isfinite(array).all()]:
+                raise ValueError(f"its {wrong[0]} has NaN or infinity")
             return make(file.facts, file.arrays)
         except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
             if is_shortage(error):
