@@ -270,7 +270,7 @@ def test_what_is_no_predictor_is_refused_in_one_line(tmp_path: Path) -> None:
         ("evidence_weight", "nan", "weight=nan"),
         ("evidence_weight", "-1", "weight=-1"),
         ("evidence_mean", "inf", "mean=inf"),
-        ("std", torch.zeros(128), "deviations from 0.0 are out of range"),
+        ("std", torch.zeros(128), "deviation, 0, is out of range"),
         ("mean", torch.full((128,), math.nan), "its mean has NaN or infinity"),
         ("0.bias", torch.zeros(16, 1), "no network from 128 inputs to 3 scores"),
     ],

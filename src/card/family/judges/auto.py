@@ -81,7 +81,7 @@ class AutoJudge:
             raise ValueError(f"it has weights of shape {list(weights.shape)} for states of width {pair.width}")
         bias, usual = float(facts["bias"]), float(facts["usual"])
         if not (math.isfinite(bias) and 0.0 <= usual <= 1.0):
-            raise ValueError(f"its usual knob is {usual:g}, which must be from 0 to 1, or its bias {bias:g} no number")
+            raise ValueError(f"its usual knob is {usual:g}, its bias {bias:g}; a knob is from 0 to 1, a bias finite")
         return cls(weights, bias, usual=usual, pair=pair, knob=knob)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:

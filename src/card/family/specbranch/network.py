@@ -115,7 +115,7 @@ class HRad:
         layers = [(stored[f"{i}.weight"], stored[f"{i}.bias"]) for i in range(num_layers)]
         evidence = Evidence(float(facts["evidence_weight"]), float(facts["evidence_mean"]))
         if not (0.0 <= evidence.weight < math.inf and math.isfinite(evidence.mean) and (stored["std"] > 0.0).all()):
-            raise ValueError(f"{evidence} and deviations from {stored['std'].min()} are out of range")
+            raise ValueError(f"{evidence} or the least deviation, {stored['std'].min():g}, is out of range")
         return cls(HRadFacts(**numbers, draft=facts["draft"]), layers, stored["mean"], stored["std"], evidence)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
