@@ -221,16 +221,17 @@ def test_the_line_that_differs_in_each_request_costs_no_prefix(server: Running) 
     assert whole["usage"]["input_tokens"] == 1, "as one text, too"
 
 
-CHOICES: list[tuple[Any, Any, bool]] = [
-    ({"type": "auto"}, "auto", True),
+CHOICES: list[tuple[Any, Any, bool | None]] = [
+    ({"type": "auto"}, "auto", None),
     ({"type": "auto", "disable_parallel_tool_use": True}, "auto", False),
-    ({"type": "any"}, "required", True),
-    ({"type": "none"}, "none", True),
+    ({"type": "any"}, "required", None),
+    ({"type": "any", "disable_parallel_tool_use": False}, "required", True),
+    ({"type": "none"}, "none", None),
 ]
 
 
 @pytest.mark.parametrize(("given", "expected", "parallel"), CHOICES)
-def test_choices_of_tools(given: Any, expected: Any, parallel: bool) -> None:
+def test_choices_of_tools(given: Any, expected: Any, parallel: bool | None) -> None:
     chat = fitted(asked("x", tools=[RM], tool_choice=given), MessagesRequest).as_chat()
     assert (chat.tool_choice, chat.parallel_tool_calls) == (expected, parallel)
 

@@ -276,6 +276,17 @@ def test_a_forced_call_comes_in_pieces_with_its_name_first(server: Running) -> N
     assert len(told) == read.events[-1]["usage"]["completion_tokens"]
 
 
+def test_a_model_that_must_call_calls_once_unless_several_calls_are_asked_for(server: Running) -> None:
+    asked = {"messages": MESSAGES, "tools": [ADD], "tool_choice": "required", "temperature": 0, "max_tokens": 100}
+    (choice,) = server.post(CHAT, asked).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls" and len(choice["message"]["tool_calls"]) == 1
+    (choice,) = server.post(CHAT, {**asked, "parallel_tool_calls": True}).json()["choices"]
+    assert len(choice["message"]["tool_calls"]) > 1, "this model never stops by itself"
+    asked = {"input": PROMPT, "tools": [{"type": "function", **ADD["function"]}], "tool_choice": "required"}
+    answer = server.post("/v1/responses", {**asked, "temperature": 0, "max_output_tokens": 100}).json()
+    assert (answer["status"], answer["parallel_tool_calls"], len(answer["output"])) == ("completed", False, 1)
+
+
 def test_each_of_several_choices_makes_its_own_calls(server: Running) -> None:
     asked = {"messages": MESSAGES, "tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
     asked |= {"n": 3, "seed": 3, "temperature": 1.5}

@@ -124,7 +124,7 @@ class ResponsesRequest(CommonFields):
         Literal["none", "auto", "required"] | NamedChoice,
         takes('"none", "auto", "required" or {"type": "function", "name": ...}'),
     ] = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     reasoning: Reasoning = Field(default_factory=Reasoning)
     stream_options: ResponseStreamOptions | None = None
     include: list[str] = Field(default_factory=list, max_length=32, description="ignored")

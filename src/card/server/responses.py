@@ -26,8 +26,7 @@ from card.server.waiting import unless_gone
 from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts
 
 Events = list[dict[str, Any]]
-_ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as requested
-_ECHOED |= {"temperature", "tool_choice", "top_p"}
+_ECHOED = {"instructions", "max_output_tokens", "metadata", "temperature", "tool_choice", "top_p"}  # as requested
 _SAME_IN_ALL: dict[str, Any] = {
     "object": "response",
     "error": None,
@@ -69,6 +68,7 @@ class _Answer:
         self._created_at = int(time.time())
         self._status: Any = "in_progress"
         self._num_events = 0
+        self._allows_several = plan.guide.allows_several
         custom = frozenset(tool.name for tool in fields.tools if isinstance(tool, CustomTool))
         self.items = _OutputItems(plan, custom)
 
@@ -84,6 +84,7 @@ class _Answer:
         return {
             **_SAME_IN_ALL,
             **fields.model_dump(include=_ECHOED),
+            "parallel_tool_calls": self._allows_several,
             "id": self._id,
             "created_at": self._created_at,
             "status": self._status,

@@ -295,7 +295,7 @@ class ChatRequest(SamplingFields):
         default_factory=list, max_length=MAX_TOOLS, fail_fast=True
     )
     tool_choice: ToolChoice = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = Field(None, description="by default several calls, one if they are required")
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     reasoning_effort: Effort | None = Field(None, description="passed to the chat template; none: no thoughts")
     thinking_budget: int | None = Field(None, ge=0, lt=2**31, description="most tokens of thoughts")

@@ -46,7 +46,7 @@ class ToolUse(Strict):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str = ""
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
     def _names_its_tool(self) -> ToolUse:
@@ -150,7 +150,8 @@ class CountRequest(Strict):
                 content["messages"] += turn.as_chat()
         content["tools"] = [tool.as_chat() for tool in self.tools]
         content["tool_choice"] = self.tool_choice.as_chat()
-        content["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        one_at_most = self.tool_choice.disable_parallel_tool_use
+        content["parallel_tool_calls"] = None if one_at_most is None else not one_at_most
         effort = self.output_config.effort
         content["reasoning_effort"] = effort and _EFFORTS.get(effort, effort)
         if self.thinking is not None:

@@ -163,7 +163,10 @@ class ToolSupport:
         if named is not None:
             functions = [function for function in functions if function.name == named]
         is_forced = bool(functions) and choice != "auto"
-        allows_several = fields.parallel_tool_calls and named is None
+        several = fields.parallel_tool_calls
+        if several is None:  # made to call, a small model would call again and again
+            several = choice != "required"
+        allows_several = several and named is None
         content = fields.grammar()
         if functions and not is_forced and content is not None and content.kind not in ("json_object", "json_schema"):
             raise bad_request(f'{fields.guide} does not go with tool_choice "auto"; leave one out', fields.guide)
