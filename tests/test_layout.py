@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -384,6 +385,40 @@ def test_an_unknown_name_raises_an_error_that_lists_the_public_ones() -> None:
 
 def test_the_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
+
+
+# ---- new files are written in short lines ----------------------------------------------------------------------------
+
+MAX_MEAN_WIDTH = 45  # characters of a line of code, without its indentation
+MEASURED_FROM = "21b4b91d"  # files of this commit may be denser, as nearly a half of them are
+MIN_LINES = 10  # of code: the mean of fewer says little
+
+
+def _mean_width(source: str) -> float:
+    """Return the mean of the lines of code, without indentation, comments, docstrings and blank lines."""
+    tree = ast.parse(source)
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    skipped = {number for node in texts for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    lines = [line.strip() for number, line in enumerate(source.splitlines(), 1) if number not in skipped]
+    code = [line for line in lines if line and not line.startswith("#")]
+    return sum(map(len, code)) / len(code) if len(code) >= MIN_LINES else 0.0
+
+
+def test_files_that_are_new_have_short_lines() -> None:
+    command = ["git", "diff", "--name-only", "--diff-filter=A", "--find-renames", MEASURED_FROM, "--", "*.py"]
+    done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, check=False) if which("git") else None
+    if done is None or done.returncode:
+        pytest.skip("there is no git with the whole history here")
+    new = [PACKAGE.parents[1] / name for name in done.stdout.split() if name.startswith("src/")]
+    widths = {path.name: _mean_width(path.read_text("utf-8")) for path in new}
+    assert {name: width for name, width in widths.items() if width > MAX_MEAN_WIDTH} == {}, "break dense lines up"
+
+
+def test_the_width_of_code_leaves_out_what_is_no_code() -> None:
+    code = "x = 1\n" * MIN_LINES
+    assert _mean_width(f'"""{"Long. " * 20}"""\n# {"long " * 20}\n\nif a:\n    b = 2\n{code}') == 5.0
+    assert _mean_width(code[6:]) == 0.0
+    assert _mean_width(f"y = {'1' * 46}\n" * MIN_LINES) > MAX_MEAN_WIDTH
 
 
 # ---- one place makes engines ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def named(setting: str) -> str:
 
 def spelled(text: str, spell: Callable[[str], str] = str) -> str:
     """Return a text with each of its named settings as ``spell`` writes it."""
-    return _NAMED.sub(lambda found: spell(found[1]), text)
+    return _NAMED.sub(lambda match: spell(match[1]), text)
 
 
 class CardError(Exception):

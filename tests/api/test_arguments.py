@@ -32,7 +32,6 @@ QUICK: dict[str, Any] = {"cache": False, "check": False, "policy": "fixed"}
         ("verifier", None, "one such as card.tree.verify.MATCH, the default"),
         ("spare", 3, "a DrafterChild or None"),
         ("say", None, "a function that takes a text"),
-        ("judge", 3, "a string or None"),
         ("dtype", np.float32(1), "a string"),
     ],
 )

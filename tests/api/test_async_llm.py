@@ -344,6 +344,19 @@ def test_an_unread_stream_holds_nobody_up_and_comes_in_one_piece(llm: AsyncLLM) 
     run(main())
 
 
+def test_what_is_read_never_falls_when_a_request_has_ended(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(llm.host.engine), "num_read", lambda *_: said.pop(0))
+    said = [(0, 0), (512, 64), (0, 0)]
+
+    async def main() -> list[tuple[int, int]]:
+        stream = llm.generate("the cat", GREEDY)
+        reads = [stream.num_read for _ in range(3)]
+        await read(stream)
+        return reads
+
+    assert run(main()) == [(0, 0), (512, 64), (512, 64)]
+
+
 def test_what_is_told_of_tokens_is_not_lost_by_a_slow_reader(llm: AsyncLLM) -> None:
     async def main() -> tuple[StreamChunk, list[StreamChunk]]:
         params = GREEDY.replace(logprobs=2, shows_tree=True, presence_penalty=0.5)

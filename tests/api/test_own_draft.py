@@ -57,7 +57,7 @@ def test_a_block_drafts_where_no_draft_model_is_named(
     [
         {"method": "vanilla"},
         {"method": "suffix"},
-        {"writers": ("recycling",)},
+        {"writers": ("suffix",)},
     ],
 )
 def test_a_block_stays_out_where_settings_ask_for_something_else(whole: str, changes: dict[str, Any]) -> None:

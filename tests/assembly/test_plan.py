@@ -161,7 +161,6 @@ def test_copies_join_the_draft_model_under_a_policy_that_weighs_them_unless_writ
         ("card", {}, True),
         ("suffix", {}, True),
         ("sps", {}, True),
-        ("sparsespec", {}, True),
         ("vanilla", {}, False),
         ("vanilla", {"writers": ("grammar",)}, True),
         ("card", {"writers": ("beam", "suffix")}, False),

@@ -113,7 +113,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", *PAIR, "--temperature", "-1", "hi"], "temperature must be 0 or more, got -1.0"),
         (["generate", *PAIR, "--temperature", "nan", "hi"], "temperature must be 0 or more"),
         (["generate", *PAIR, "--temperature", "warm", "hi"], "'warm' is not a valid float"),
-        (["generate", *PAIR, "--method", "magic", "hi"], "unknown method 'magic'; known: arbitrage, card, "),
+        (["generate", *PAIR, "--method", "magic", "hi"], "unknown method 'magic'; known: "),
         (["generate", *PAIR, "--max-tokens", "-5", "hi"], "--max-tokens must be 1 or more, got -5"),
         (["generate", *PAIR, "--max-tokens", "many", "hi"], "'many' is not a valid integer"),
         (["generate", *PAIR, "--top-p", "0", "hi"], "--top-p must be above 0"),

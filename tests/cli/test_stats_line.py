@@ -21,8 +21,8 @@ def test_the_shape_of_drafts_is_told_with_how_often_they_branched() -> None:
         ({}, "accepted 0"),
         ({"suffix": 2, "beam": 1}, "accepted 3: 33% drafted (beam 1), 67% copied (suffix 2)"),
         (
-            {"beam": 5, "beam+suffix": 3, "store": 1, "grammar": 1},
-            "accepted 10: 80% drafted (beam 5, beam+suffix 3), 10% copied (store 1), 10% forced (grammar 1)",
+            {"beam": 5, "beam+suffix": 3, "suffix": 1, "grammar": 1},
+            "accepted 10: 80% drafted (beam 5, beam+suffix 3), 10% copied (suffix 1), 10% forced (grammar 1)",
         ),
         (
             {"beam": 1, "suffix+grammar": 1, "echo": 2},

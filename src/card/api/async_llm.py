@@ -173,7 +173,7 @@ class RequestStream(AsyncIterator[StreamChunk]):
         self._llm = llm  # must live while the stream is read
         self._number = number
         self._mailbox = mailbox
-        self._is_over = False
+        self._is_over, self._num_read = False, (0, 0)
 
     def __aiter__(self) -> Self:
         return self
@@ -194,8 +194,9 @@ class RequestStream(AsyncIterator[StreamChunk]):
 
     @property
     def num_read(self) -> tuple[int, int]:
-        """Tokens of the text that are read by now, and how many of these for an earlier text; 0 while it waits."""
-        return self._llm.host.engine.num_read(self._number)
+        """Tokens of the text that are read by now, or were at its end, and how many of these for an earlier text."""
+        self._num_read = max(self._num_read, self._llm.host.engine.num_read(self._number))
+        return self._num_read
 
     def tell_unread(self, tell: Callable[[int], None]) -> None:
         """Have about how many bytes more, or fewer, are unread told from now on, in the event loop of the stream."""

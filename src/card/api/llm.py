@@ -295,10 +295,17 @@ class LLM(Hosted):
 
     def _collect(self, live: _UnreadRequest, prompt: Prompt, choice_idx: int) -> RequestOutput:
         texts, updates = zip(*self._updates(live), strict=True)
-        told, request = StreamChunk.of(AnswerText("".join(text.text for text in texts)), updates), live.prepared.request
-        assert told.finish_reason is not None
+        chunk = StreamChunk.of(AnswerText("".join(text.text for text in texts)), updates)
+        request = live.prepared.request
+        assert chunk.finish_reason is not None
         completion = CompletionOutput(
-            choice_idx, told.text, told.token_ids, told.finish_reason, told.logprobs, told.origins, told.alternatives
+            choice_idx,
+            chunk.text,
+            chunk.token_ids,
+            chunk.finish_reason,
+            chunk.logprobs,
+            chunk.origins,
+            chunk.alternatives,
         )
         return RequestOutput(
             request_id=request.request_id,
@@ -308,7 +315,7 @@ class LLM(Hosted):
             method=self.method.name,
             exact=self.is_exact,
             target_cost=self.target_cost,
-            stats=told.stats,
+            stats=chunk.stats,
             error=updates[-1].error,
         )
 

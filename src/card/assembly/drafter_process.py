@@ -66,10 +66,10 @@ def main() -> None:
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
     logging.getLogger("card").setLevel(logging.ERROR)  # the target's process logs the rest already
-    received, likely, loaded = _told(), None, None
+    received, likely, loaded = _next_message(), None, None
     if isinstance(received, LikelyModel):
         likely, loaded = received, load_likely(received)
-        received = _told()
+        received = _next_message()
     assert isinstance(received, DrafterConfig)
     config = received
     if likely is not None and not likely.is_that_of(config.model):
@@ -86,7 +86,7 @@ def main() -> None:
     os._exit(0)  # to take torch down in order costs the target's process most of a second
 
 
-def _told() -> LikelyModel | DrafterConfig:
+def _next_message() -> LikelyModel | DrafterConfig:
     """Return the next line of standard input; at its end, end the process: it was not needed."""
     if not (line := sys.stdin.buffer.readline()):
         os._exit(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, get_args
 
-from card.config.fields import Listed, Replaceable, check, declared, listed, make_plain, require, setting, told
+from card.config.fields import Listed, Replaceable, check, declared, described, listed, make_plain, require, setting
 from card.config.reading import CANDIDATES, DRAFTING, IMAGES
 from card.errors import named
 
@@ -91,4 +91,4 @@ class DraftSettings(TreeShape, Replaceable):
         require(is_enough, "max_nodes", f"at least {named('beam_width')} ({self.beam_width})", self.max_nodes)
 
 
-DraftSettings.__doc__ = f"{DraftSettings.__doc__}\n\n{told(declared(DraftSettings))}\n"
+DraftSettings.__doc__ = f"{DraftSettings.__doc__}\n\n{described(declared(DraftSettings))}\n"

@@ -232,8 +232,8 @@ class Checked(Replaceable):
 
 def listed(default: tuple[T, ...], meaning: str, **rule: Any) -> Listed[T]:
     """Declare a field for a list, which may be given as one value alone; arguments as of `setting`."""
-    found: Any = setting(default, meaning, **rule)
-    return cast("Listed[T]", found)
+    declaration: Any = setting(default, meaning, **rule)
+    return cast("Listed[T]", declaration)
 
 
 def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
@@ -243,12 +243,12 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
             raise SettingsError(f"unknown setting {name!r}; {known_instead(name, known)}")
 
 
-def told(settings: Mapping[str, Setting]) -> str:
+def described(settings: Mapping[str, Setting]) -> str:
     """Return a line for each setting: its default and its meaning, in Python's words."""
     lines = []
     for name, one in settings.items():
         otherwise = f" None: {one.shown}." if one.default is None and one.shown else ""
-        words = _FLAG.sub(lambda found: found[1].replace("-", "_"), f"{one.rule.meaning}{otherwise}")
+        words = _FLAG.sub(lambda flag: flag[1].replace("-", "_"), f"{one.rule.meaning}{otherwise}")
         lines.append(f"    {name} = {one.default!r}: {words}")
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Union
 
 from card.config.drafting import DraftSettings
-from card.config.fields import Setting, declared, told
+from card.config.fields import Setting, declared, described
 from card.config.splitting import engine_settings
 
 NAMED_ARGUMENTS = frozenset({"target", "draft", "method"})  # fields that are separate arguments of `LLM`
@@ -38,8 +38,8 @@ LLMSettings = _as_keywords("LLMSettings", {**declared(DraftSettings), **of_engin
 LLMSettings.__doc__ = f"""Settings of `card.LLM` and `card.AsyncLLM` besides target, draft and method.
 
 The engine:
-{told(of_engine())}
+{described(of_engine())}
 
 Drafting, as in `card.DraftSettings`:
-{told(declared(DraftSettings))}
+{described(declared(DraftSettings))}
 """

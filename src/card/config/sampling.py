@@ -17,12 +17,12 @@ from card.config.fields import (
     Replaceable,
     check,
     declared,
+    described,
     listed,
     make_plain,
     plain,
     require,
     setting,
-    told,
 )
 from card.errors import SettingsError, named
 
@@ -220,7 +220,7 @@ class SamplingParams(Replaceable):
         return ResolvedParams(**values)
 
 
-SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n{told(declared(SamplingParams))}\n"
+SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n{described(declared(SamplingParams))}\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,11 +32,11 @@ def _with_readers(one: Setting) -> Setting:
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fields of `EngineSettings` and those of `DraftSettings`. Raises: SettingsError for an unknown name."""
-    own, drafting = own_settings(), declared(DraftSettings)
+    own_kinds, drafting = own_settings(), declared(DraftSettings)
     refuse_unknown(settings, engine_settings().keys() | drafting.keys())
-    given = {name: value for name, value in settings.items() if name in own}
-    for kind in dict.fromkeys(own[name] for name in given):
-        kind(**{name: value for name, value in given.items() if own[name] is kind})  # refuses invalid values
-    rest = {name: value for name, value in settings.items() if name not in own}
+    given = {name: value for name, value in settings.items() if name in own_kinds}
+    for kind in dict.fromkeys(own_kinds[name] for name in given):
+        kind(**{name: value for name, value in given.items() if own_kinds[name] is kind})  # refuses invalid values
+    rest = {name: value for name, value in settings.items() if name not in own_kinds}
     engine = {name: value for name, value in rest.items() if name not in drafting} | ({_OWN: given} if given else {})
     return engine, {name: value for name, value in rest.items() if name in drafting}

@@ -45,7 +45,6 @@ class Engine:
         limits: Limits | None = None,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        trace: Trace | None = None,
     ) -> None:
         """Make an engine without requests. ``clock`` gives seconds; all times in the statistics use it."""
         self._worker = worker
@@ -53,7 +52,6 @@ class Engine:
         link = NoDrafter() if link is None else link
         self._drafter = Dialogue(worker, link)
         self._clock = clock
-        self.trace = trace
         self._limits = limits or Limits()
         self._queue = RequestQueue(worker, self._limits)
         self._policy = policy or Policy(link.own_schedule)

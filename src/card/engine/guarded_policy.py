@@ -20,7 +20,7 @@ class GuardedPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Start a round; after a failure the policy keeps its schedule."""
@@ -46,7 +46,7 @@ class GuardedPolicy:
         try:
             return call()
         except Exception as error:
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._reported:
+                self._reported.add(name)
                 logger.error("the policy failed in %s; decoding goes on: %s", name, in_words(error), exc_info=error)
             return default

@@ -40,7 +40,7 @@ class CompilerProcess:
         self._patience_s = patience_s
         self._is_useful = has_machine_code() and num_usable_cores() > 1 and bool(sys.executable)
         self._process: subprocess.Popen[bytes] | None = None
-        self._told: list[str] = []
+        self._requested: list[str] = []
         if self._is_useful and machine_code("object_code").is_missing(_PASS):
             self._start()
 
@@ -49,8 +49,8 @@ class CompilerProcess:
         if not self._is_useful:
             return
         for name in products:
-            if name not in self._told and machine_code("object_code").is_missing(name):
-                self._told.append(name)
+            if name not in self._requested and machine_code("object_code").is_missing(name):
+                self._requested.append(name)
                 self._tell(name)
 
     def __enter__(self) -> CompilerProcess:
@@ -65,7 +65,7 @@ class CompilerProcess:
         with contextlib.suppress(OSError), process:  # which waits for its end
             try:
                 if kind is None:
-                    machine_code("formats").prepare(self._told)
+                    machine_code("formats").prepare(self._requested)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.communicate(timeout=self._patience_s)  # which closes its input
             finally:

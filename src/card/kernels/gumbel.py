@@ -37,8 +37,8 @@ def noise_of(seed: int, position: int, tokens: NDArray[np.int64]) -> NDArray[np.
     is_first = np.ones(len(tokens), np.bool_)
     np.not_equal(of_tokens[1:], of_tokens[:-1], out=is_first[1:])
     groups, places = of_tokens[is_first], np.cumsum(is_first) - 1
-    found: NDArray[np.float32] = _noise_of_groups(seed, position, groups, len(groups))[places, tokens % size]
-    return found
+    noise: NDArray[np.float32] = _noise_of_groups(seed, position, groups, len(groups))[places, tokens % size]
+    return noise
 
 
 def _noise_of_groups(seed: int, position: int, groups: NDArray[np.int64] | None, count: int) -> NDArray[np.float32]:

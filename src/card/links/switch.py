@@ -62,9 +62,9 @@ class SwitchLink(DrafterLink):
         """The worse state of the two: a drafter that is down is reported even while the other one drafts."""
         status = self.status
         for link in self._links.values():
-            own = link.status
-            if link is not self._active and own.state != "up" and status.state == "up":
-                return LinkStatus(own.state, own.reason, status.num_restarts)
+            link_status = link.status
+            if link is not self._active and link_status.state != "up" and status.state == "up":
+                return LinkStatus(link_status.state, link_status.reason, status.num_restarts)
         return status
 
     @property

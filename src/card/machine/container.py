@@ -115,7 +115,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
         words, about = fields.split(" "), kind.split(" ")
         if len(words) < 6 or len(about) < 3 or about[0] not in ("cgroup", "cgroup2"):
             continue
-        top, place = (PurePosixPath(_OCTAL.sub(lambda found: chr(int(found[1], 8)), word)) for word in words[3:5])
+        top, place = (PurePosixPath(_OCTAL.sub(lambda escape: chr(int(escape[1], 8)), word)) for word in words[3:5])
         yield _Mount(2 if about[0] == "cgroup2" else 1, top, place, frozenset(about[2].split(",")))
 
 

@@ -38,13 +38,13 @@ def core_groups(cores: Iterable[int] | None, root: Path = SYSTEM) -> CoreGroups:
     """Return the groups of the physical cores behind those that may be used; none where the system does not tell."""
     if cores is None:
         return NO_GROUPS
-    siblings = {core: _told(root, core, "topology/thread_siblings_list") or str(core) for core in cores}
+    siblings = {core: _read_fact(root, core, "topology/thread_siblings_list") or str(core) for core in cores}
     physical = sorted({name: core for core, name in sorted(siblings.items(), reverse=True)}.values())
     speeds = [_speed(root, core) for core in physical]
     fast = sum(speed == max(speeds) for speed in speeds) if physical else 0
     nodes = [_node(root, core) for core in physical]
     # A cache belongs to a node; cores that tell of no cache share that of their node.
-    caches = [_told(root, core, "cache/index3/shared_cpu_list") for core in physical]
+    caches = [_read_fact(root, core, "cache/index3/shared_cpu_list") for core in physical]
     kinds: tuple[list[object], list[object]] = ([*nodes], [*zip(nodes, caches, strict=True)])
     counts = {count for group in kinds for count in accumulate(sorted(Counter(group).values(), reverse=True))}
     return CoreGroups(fast if fast < len(physical) else 0, tuple(sorted(counts - {len(physical)})))
@@ -54,7 +54,7 @@ def _speed(root: Path, core: int) -> int:
     """Return what tells a fast core from a slow one; 0 for all where the system does not."""
     if core in _listed(root / "sys/devices/cpu_atom/cpus"):  # Intel's slow ones
         return -1
-    capacity = _told(root, core, "cpu_capacity")
+    capacity = _read_fact(root, core, "cpu_capacity")
     return int(capacity) if capacity.isdecimal() else 0
 
 
@@ -66,7 +66,7 @@ def _node(root: Path, core: int) -> int:
     return 0
 
 
-def _told(root: Path, core: int, name: str) -> str:
+def _read_fact(root: Path, core: int, name: str) -> str:
     with contextlib.suppress(OSError):
         return (root / f"sys/devices/system/cpu/cpu{core}" / name).read_text("ascii", errors="replace").strip()
     return ""

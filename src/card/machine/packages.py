@@ -63,8 +63,8 @@ def _origin() -> dict[str, Any]:
     except PackageNotFoundError:  # it runs from a checkout that is not installed
         is_checkout = (_ROOT / "pyproject.toml").is_file()
         return {"url": _ROOT.as_uri(), "dir_info": {"editable": True}} if is_checkout else {}
-    found: dict[str, Any] = json.loads(noted) if noted else {}
-    return found
+    record: dict[str, Any] = json.loads(noted) if noted else {}
+    return record
 
 
 def _from_here(path: Path) -> str:

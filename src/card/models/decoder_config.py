@@ -199,18 +199,18 @@ def fields_of(model_type: str, stated: Mapping[str, Any]) -> ConfigFields:
         stated: values of fields in place of those of the table; what has none there may have any type.
     """
     entry = _table().get(model_type, {})
-    own: Mapping[str, Mapping[str, Any]] = entry.get("own", {})  # by type
+    own_fields: Mapping[str, Mapping[str, Any]] = entry.get("own", {})  # by type
     defaults = {name: getattr(DecoderConfig, name) for name in _COMMON} | entry.get("common", {})
-    types = {**_COMMON, **{name: kind for kind, names in own.items() for name in names}}
-    defaults |= {name: value for names in own.values() for name, value in names.items()} | {**stated}
+    types = {**_COMMON, **{name: kind for kind, names in own_fields.items() for name in names}}
+    defaults |= {name: value for names in own_fields.values() for name, value in names.items()} | {**stated}
     theta = defaults.pop(_THETA, 10_000.0)
     return ConfigFields(defaults, types, theta)
 
 
 @cache
 def _table() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_TABLE.read_text("utf-8"))
-    return found
+    table: dict[str, Any] = json.loads(_TABLE.read_text("utf-8"))
+    return table
 
 
 def _is_of(value: object, types: str) -> bool:

@@ -89,8 +89,8 @@ def with_head_of(model: M, ids: Iterable[int]) -> M:
 
 def kept_ids(model: LoadedModel) -> IntArray | None:
     """Return the tokens that a restricted head knows; None: all."""
-    found: IntArray | None = getattr(model, _MARK, None)
-    return found
+    token_ids: IntArray | None = getattr(model, _MARK, None)
+    return token_ids
 
 
 def head_channels(model: DecoderModel) -> IntArray | None:

@@ -38,8 +38,8 @@ def parse_device(device: object) -> str:
         return name
     if not has_others():
         raise ModelError(f"device {name!r} is not available here; allowed: {CPU}")
-    found: str = others("transformers.devices", f"device {name}").parse_device(name)
-    return found
+    parsed: str = others("transformers.devices", f"device {name}").parse_device(name)
+    return parsed
 
 
 def dtype_for(source: Source, dtype: object, device: str) -> object:

@@ -49,11 +49,11 @@ def probe_width(probe: Floats) -> int:
     return len(probe) // _NUM_PROBES
 
 
-def probe_difference(own: Floats, given: Floats) -> str:
+def probe_difference(stored: Floats, given: Floats) -> str:
     """Return in words why two probes are of different targets; empty if they are not."""
-    if own.shape != given.shape:
-        return f"its target has width {probe_width(own)}, this one {probe_width(given)}"
-    likeness = float(own @ given) / max(float(np.linalg.norm(own) * np.linalg.norm(given)), _LEAST_NORM)
+    if stored.shape != given.shape:
+        return f"its target has width {probe_width(stored)}, this one {probe_width(given)}"
+    likeness = float(stored @ given) / max(float(np.linalg.norm(stored) * np.linalg.norm(given)), _LEAST_NORM)
     return "" if likeness >= _LEAST_LIKENESS else "the embeddings of its target are others"
 
 

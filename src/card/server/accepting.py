@@ -70,17 +70,17 @@ class _Acceptor:
     """Accepts the connections of one socket; answers surplus ones with an error and closes them."""
 
     def __init__(
-        self, own: socket.socket, begin: Callable[[], LimitedProtocol], num_open: Callable[[], int], most: int
+        self, listener: socket.socket, begin: Callable[[], LimitedProtocol], num_open: Callable[[], int], most: int
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._socket, self._begin, self._num_open, self._most = own, begin, num_open, most
+        self._socket, self._begin, self._num_open, self._most = listener, begin, num_open, most
         self._beginning: set[asyncio.Task[None]] = set()  # accepted, not counted as open yet
         reason = f"the server has {most} connections, the most it accepts; try again soon"
         self._refusal = refusal(ApiError(503, reason, code="too_many_connections", retry_after_s=1))
         self._told_at = float("-inf")
         self._retry: asyncio.TimerHandle | None = None
-        own.setblocking(False)
-        own.listen(_BACKLOG)
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
         self._listen()
 
     def close(self) -> None:

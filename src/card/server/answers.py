@@ -42,8 +42,8 @@ class ErrorResponse(Response):
 
     def __init__(self, error: ApiError, headers: Mapping[str, str]) -> None:
         """Report ``error``, with these headers and its own."""
-        self._error, self._told = error, error.headers() | dict(headers)
-        super().__init__(_encode(error_content(error)), error.status, self._told, "application/json")
+        self._error, self._error_headers = error, error.headers() | dict(headers)
+        super().__init__(_encode(error_content(error)), error.status, self._error_headers, "application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
@@ -51,7 +51,7 @@ class ErrorResponse(Response):
         if content is None:
             await super().__call__(scope, receive, send)
             return
-        other = json_response(content(self._error), self._error.status, self._told)
+        other = json_response(content(self._error), self._error.status, self._error_headers)
         await other(scope, receive, send)
 
 

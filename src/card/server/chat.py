@@ -192,8 +192,8 @@ class _Writer:
     def _more_input(self, text: str) -> list[dict[str, Any]]:
         return [{"tool_calls": [{"index": self._num_calls - 1, "custom": {"input": text}}]}] if text else []
 
-    def _event(self, choice: Choice, delta: dict[str, Any], **told: Any) -> bytes:
-        content = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None, **told}
+    def _event(self, choice: Choice, delta: dict[str, Any], **fields: Any) -> bytes:
+        content = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
         return event({**self._head, "choices": [content]})
 
 

@@ -137,10 +137,10 @@ class _Scores:
         if is_end:
             self._offsets += self._places.flush()
         num_told = len(self._offsets) if is_end else bisect_right(self._offsets, self._num_chars)
-        told, self._waiting = self._waiting[:num_told], self._waiting[num_told:]
+        sent, self._waiting = self._waiting[:num_told], self._waiting[num_told:]
         offsets, self._offsets = self._offsets[:num_told], self._offsets[num_told:]
         # Tokens of a stop string, which the text leaves out, begin where it ends.
-        return self._names.completion_logprobs(told, [min(offset, self._num_chars) for offset in offsets])
+        return self._names.completion_logprobs(sent, [min(offset, self._num_chars) for offset in offsets])
 
 
 def _answer(service: Service, fields: CompletionRequest, generation: Generation, echoes: Sequence[_Echo]) -> Response:

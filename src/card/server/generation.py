@@ -103,14 +103,14 @@ class Generation:
 
     def _details(self) -> dict[str, Any]:
         """Return how many tokens were thoughts or predicted, where that is known: {} or {"completion_..."."""
-        told: dict[str, int] = {}
+        counted: dict[str, int] = {}
         if self._view is not None:
-            told["reasoning_tokens"] = sum(choice.num_thoughts for choice in self.choices)
+            counted["reasoning_tokens"] = sum(choice.num_thoughts for choice in self.choices)
         counts = [choice.repeated for choice in self.choices if choice.repeated is not None]
         if counts:
-            told["accepted_prediction_tokens"] = sum(one.num_repeated for one in counts)
-            told["rejected_prediction_tokens"] = sum(one.num_others for one in counts)
-        return {"completion_tokens_details": told} if told else {}
+            counted["accepted_prediction_tokens"] = sum(one.num_repeated for one in counts)
+            counted["rejected_prediction_tokens"] = sum(one.num_others for one in counts)
+        return {"completion_tokens_details": counted} if counted else {}
 
     def metrics(self) -> dict[str, Any]:
         """Return the `metrics` of the answer, if requested: {} or {"metrics": ...}."""

@@ -131,19 +131,19 @@ class _Writer:
 def _timings(choice: Choice) -> dict[str, float]:
     """Return the times of a text by llama-server's names; those of the prompt are of what was read of it."""
     stats = choice.record.stats
-    told: dict[str, float] = {"cache_n": stats.reused_prompt_tokens}
+    timings: dict[str, float] = {"cache_n": stats.reused_prompt_tokens}
     num_read = stats.num_prompt_tokens - stats.reused_prompt_tokens
     for name, count, seconds in (
         ("prompt", num_read, stats.prefill_s),
         ("predicted", stats.num_new_tokens, stats.decode_s),
     ):
-        told |= {
+        timings |= {
             f"{name}_n": count,
             f"{name}_ms": 1e3 * seconds,
             f"{name}_per_token_ms": 1e3 * seconds / max(1, count),
             f"{name}_per_second": count / seconds if seconds > 0 else 0.0,
         }
-    return told
+    return timings
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:

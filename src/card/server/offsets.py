@@ -28,16 +28,16 @@ class TokenOffsets:
 
     def push(self, token_ids: Iterable[int]) -> list[int]:
         """Add tokens and return the offsets that are certain now, of the oldest tokens without one."""
-        told: list[int] = []
+        offsets: list[int] = []
         for token_id in token_ids:
             before = self._detokenizer.held_back
             if before or self._waiting:
                 self._waiting.append(before)
             else:
-                told.append(self._num_chars)
+                offsets.append(self._num_chars)
             if piece := self._detokenizer.push([token_id]):
-                told += self._settled(piece)
-        return told
+                offsets += self._settled(piece)
+        return offsets
 
     def flush(self) -> list[int]:
         """Return the offsets that are missing, after the last token."""
@@ -48,14 +48,14 @@ class TokenOffsets:
 
         The text before a token is decoded as if it ended there. The token begins where the whole text differs from it.
         """
-        told: list[int] = []
+        offsets: list[int] = []
         least = 0
         for before in self._waiting:
             least = max(least, _num_common(before, text))
-            told.append(self._num_chars + least)
+            offsets.append(self._num_chars + least)
         self._waiting = []
         self._num_chars += len(text)
-        return told
+        return offsets
 
 
 def _num_common(one: str, other: str) -> int:

@@ -91,16 +91,16 @@ def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
     kinds = {"text/plain": {"type": "string"}} if route.path == "/metrics" else {"application/json": _OBJECT}
     if route.errors == OF_WRITING:
         kinds[route.stream] = _OBJECT  # of each event
-    found: dict[int | str, dict[str, Any]] = {200: {"description": "Done.", "content": _content(kinds)}}
+    responses: dict[int | str, dict[str, Any]] = {200: {"description": "Done.", "content": _content(kinds)}}
     for status in route.errors:
         description = route.unavailable if status == 503 else _ERRORS[status]
-        found[status] = {
+        responses[status] = {
             "description": description,
             "content": _content({"application/json": dict(route.error or _ERROR)}),
         }
         if status in (429, 503):
-            found[status]["headers"] = _RETRY_AFTER
-    return found
+            responses[status]["headers"] = _RETRY_AFTER
+    return responses
 
 
 def _content(kinds: dict[str, dict[str, Any]]) -> dict[str, Any]:

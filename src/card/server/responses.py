@@ -168,14 +168,14 @@ class _OutputItems:
                     if not self._is_open or self.items[-1]["type"] != "message":
                         events += self._end("completed") + self._begin_message()
                     self.items[-1]["content"][0]["text"] += text
-                    events.append(self._told("output_text.delta", delta=text, logprobs=[]))
+                    events.append(self._part_event("output_text.delta", delta=text, logprobs=[]))
                 case Thoughts(text):
                     if not self._is_open or self.items[-1]["type"] != "reasoning":
                         events += self._end("completed")
                         events.append(self._begin("rs", "reasoning", {"summary": [], "content": []}))
                         self.items[-1]["content"].append({"type": "reasoning_text", "text": ""})
                     self.items[-1]["content"][0]["text"] += text
-                    events.append(self._told("reasoning_text.delta", delta=text))
+                    events.append(self._part_event("reasoning_text.delta", delta=text))
                 case CallBegun(_, name):
                     events += self._end("completed")
                     events.append(self._begin_call(name))
@@ -194,23 +194,23 @@ class _OutputItems:
         item = self.items[-1]
         if item["type"] == "function_call":
             item["arguments"] += text
-            return [self._told("function_call_arguments.delta", delta=text)]
+            return [self._part_event("function_call_arguments.delta", delta=text)]
         return self._add_input(self._input.push(text))
 
     def _add_input(self, text: str) -> Events:
         self.items[-1]["input"] += text
-        return [self._told("custom_tool_call_input.delta", delta=text)] if text else []
+        return [self._part_event("custom_tool_call_input.delta", delta=text)] if text else []
 
     def _begin_message(self) -> Events:
         added = self._begin("msg", "message", {"role": "assistant", "content": []})
         self.items[-1]["content"].append(_no_text())
-        return [added, self._told("content_part.added", part=_no_text())]
+        return [added, self._part_event("content_part.added", part=_no_text())]
 
     def _begin(self, prefix: str, kind: str, item: dict[str, Any]) -> dict[str, Any]:
         item_id = f"{prefix}_{secrets.token_hex(12)}"
         self.items.append({"id": item_id, "type": kind, "status": "in_progress", **item})
         self._is_open = True
-        return self._told_of_item("added")
+        return self._item_event("added")
 
     def _end(self, status: Any) -> Events:
         if not self._is_open:
@@ -219,25 +219,29 @@ class _OutputItems:
         if item["type"] == "custom_tool_call":
             rest = self._add_input(self._input.finish())
             item["status"] = status
-            return [*rest, self._told("custom_tool_call_input.done", input=item["input"]), self._told_of_item("done")]
+            return [
+                *rest,
+                self._part_event("custom_tool_call_input.done", input=item["input"]),
+                self._item_event("done"),
+            ]
         item["status"] = status
         if item["type"] == "function_call":
-            done = self._told("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
-            return [done, self._told_of_item("done")]
+            done = self._part_event("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+            return [done, self._item_event("done")]
         part = item["content"][0]
         if item["type"] == "reasoning":
-            return [self._told("reasoning_text.done", text=part["text"]), self._told_of_item("done")]
-        text = self._told("output_text.done", text=part["text"], logprobs=[])
-        return [text, self._told("content_part.done", part=part), self._told_of_item("done")]
+            return [self._part_event("reasoning_text.done", text=part["text"]), self._item_event("done")]
+        text = self._part_event("output_text.done", text=part["text"], logprobs=[])
+        return [text, self._part_event("content_part.done", part=part), self._item_event("done")]
 
-    def _told(self, kind: str, **told: Any) -> dict[str, Any]:
+    def _part_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         item = self.items[-1]
         place = {"item_id": item["id"], "output_index": len(self.items) - 1}
         if not item["type"].endswith("_call"):
             place["content_index"] = 0
-        return {"type": f"response.{kind}", **place, **told}
+        return {"type": f"response.{kind}", **place, **fields}
 
-    def _told_of_item(self, kind: str) -> dict[str, Any]:
+    def _item_event(self, kind: str) -> dict[str, Any]:
         item = copy.deepcopy(self.items[-1])  # a copy: it may grow before the event is written
         return {"type": f"response.output_item.{kind}", "output_index": len(self.items) - 1, "item": item}
 

@@ -36,7 +36,7 @@ _DEAD_ENGINE = 1  # exit status
 def serve(
     make_llm: Callable[[], AsyncLLM],
     settings: ServerSettings,
-    own: socket.socket,
+    listener: socket.socket,
     *,
     announce: Callable[[str], None] = lambda _: None,
 ) -> int:
@@ -46,7 +46,7 @@ def serve(
     ends at once. Must be called in the main thread.
 
     Args:
-        own: listens on the address of the settings; closed at the end.
+        listener: listens on the address of the settings; closed at the end.
         announce: gets the address once requests are answered.
     Raises: SettingsError, ModelError, VocabularyError, WorkerError while starting.
     """
@@ -54,9 +54,9 @@ def serve(
     try:
         llm = make_llm()
     except BaseException:
-        own.close()
+        listener.close()
         raise
-    run = _Run(llm, settings, own, announce)
+    run = _Run(llm, settings, listener, announce)
     gc.collect()
     gc.freeze()  # loaded objects stay: collecting garbage among them would delay every request
     return run.run()
@@ -89,9 +89,9 @@ class _Run:
     """One server from its start to its end."""
 
     def __init__(
-        self, llm: AsyncLLM, settings: ServerSettings, own: socket.socket, announce: Callable[[str], None]
+        self, llm: AsyncLLM, settings: ServerSettings, listener: socket.socket, announce: Callable[[str], None]
     ) -> None:
-        self._llm, self._settings, self._socket, self._announce = llm, settings, own, announce
+        self._llm, self._settings, self._socket, self._announce = llm, settings, listener, announce
         app = make_app(llm, settings)
         self._service: Service = app.state.service
         self._config = ServerConfig(app, settings)

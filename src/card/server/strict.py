@@ -118,9 +118,9 @@ def member(kind: str) -> Tag:
     return Tag(_KIND + kind)
 
 
-def by_kind(kind_of: Callable[[Any], str], name: str, told: str) -> Discriminator:
-    """Read a value as the `member` of a union that ``kind_of`` names; ``told``, an error ``name``, is for others."""
-    return Discriminator(lambda value: _KIND + kind_of(value), custom_error_type=name, custom_error_message=told)
+def by_kind(kind_of: Callable[[Any], str], name: str, expected: str) -> Discriminator:
+    """Read a value as the `member` of a union that ``kind_of`` names; others get the error ``name``: ``expected``."""
+    return Discriminator(lambda value: _KIND + kind_of(value), custom_error_type=name, custom_error_message=expected)
 
 
 def place_of(error: Iterable[int | str]) -> str:

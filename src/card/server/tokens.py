@@ -68,19 +68,19 @@ class TokenNames:
             tokens: a bare id has no log-probability: the first token of an echoed prompt.
             offsets: where each token begins in the text.
         """
-        told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
         for token in tokens:
-            told["tokens"].append(self.text(_id_of(token)))
+            columns["tokens"].append(self.text(_id_of(token)))
             if isinstance(token, int):
-                told["token_logprobs"].append(None)
-                told["top_logprobs"].append(None)
+                columns["token_logprobs"].append(None)
+                columns["top_logprobs"].append(None)
                 continue
-            told["token_logprobs"].append(_finite(token.logprob))
+            columns["token_logprobs"].append(_finite(token.logprob))
             top: dict[str, float] = {}
             for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
                 top.setdefault(self.text(token_id), _finite(logprob))  # of tokens with equal text the likeliest counts
-            told["top_logprobs"].append(top)
-        return {**told, "text_offset": list(offsets)}
+            columns["top_logprobs"].append(top)
+        return {**columns, "text_offset": list(offsets)}
 
     def provenance(self, chunks: Iterable[StreamChunk]) -> list[dict[str, Any]]:
         """Return the origin of each token and the candidates beside it (`shows_tree`)."""

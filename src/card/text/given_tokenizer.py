@@ -73,8 +73,8 @@ class SlowTokenizer(Tokenizer):
 
     def convert_ids_to_tokens(self, token_id: int) -> str | None:
         """Return the name of a token; None if there is no such id."""
-        found: str | None = self._given.convert_ids_to_tokens(token_id)
-        return found
+        piece: str | None = self._given.convert_ids_to_tokens(token_id)
+        return piece
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
         """Return the id of a token by its name; None if there is no such token."""

@@ -96,6 +96,12 @@ def test_a_judge_that_cannot_be_is_refused_before_anything_is_loaded(settings: d
         LLM(*models, **{"method": "sps", **settings})
 
 
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_a_judge_of_another_kind_is_refused_by_its_name(kind: Any) -> None:
+    with pytest.raises(SettingsError, match="judge must be a string or None, got 3"):
+        kind("demo-target", judge=3)
+
+
 def test_a_row_of_the_benchmark_may_have_a_judge_and_says_that_it_is_not_exact() -> None:
     rows = names_of(["sps/relaxed:0.5", "card/fly:0"])
     assert rows == [BASELINE, "sps/relaxed:0.5", "card/fly:0"] and needs_draft("sps/relaxed:0.5")

@@ -74,7 +74,7 @@ class Measuring:
     def with_useful_threads(self, core_set: CoreSet) -> CoreSet:
         """Return the cores with all threads for the target, or as many as were found to be faster."""
         if core_set not in self._useful:
-            self._useful[core_set] = self._found(core_set)
+            self._useful[core_set] = self._threads_of(core_set)
         return self._useful[core_set]
 
     def misses_cores(self, plan: CorePlan) -> bool:
@@ -140,7 +140,7 @@ class Measuring:
             is_same = single_pass_takes(self._runner, low_s, high_s, clock=self._clock, num_runs=_CHECK_RUNS)
         return not is_same and watch.was_quiet() is not False
 
-    def _found(self, core_set: CoreSet) -> CoreSet:
+    def _threads_of(self, core_set: CoreSet) -> CoreSet:
         key = self._key("useful threads", core_set)
         if self._store.threads(key) is not None:
             return self._kept_threads(core_set)

@@ -88,24 +88,24 @@ def useful_threads(
 
 
 def _with_groups(
-    model: LanguageModel, found: FoundThreads, tried: list[int], groups: CoreGroups, clock: Callable[[], float]
+    model: LanguageModel, measured: FoundThreads, tried: list[int], groups: CoreGroups, clock: Callable[[], float]
 ) -> FoundThreads:
     """Return what was found among numbers that were tried, or a number of whole groups of cores that is faster."""
-    num_threads = tried[0] if found.core_set.threads is None else found.core_set.threads
+    num_threads = tried[0] if measured.core_set.threads is None else measured.core_set.threads
     above = min((count for count in tried if count > num_threads), default=num_threads)
     below = max((count for count in tried if count < num_threads), default=0)
     candidates = (groups.fast, groups.between(num_threads, above), groups.between(below, num_threads))
-    was_quiet = found.was_quiet
+    was_quiet = measured.was_quiet
     for count in dict.fromkeys(one for one in candidates if one and one not in tried and one < tried[0]):
         if was_quiet is False:
             break
-        other = replace(found.core_set, threads=count)
-        more, fewer = (other, found.core_set) if count > num_threads else (found.core_set, other)
+        other = replace(measured.core_set, threads=count)
+        more, fewer = (other, measured.core_set) if count > num_threads else (measured.core_set, other)
         compared = compare(model, more, fewer, clock=clock)
         was_quiet = was_quiet and compared.was_quiet
         if compared.is_slower if count > num_threads else compared.is_faster:
             return FoundThreads(other, was_quiet)
-    return FoundThreads(found.core_set, was_quiet)
+    return FoundThreads(measured.core_set, was_quiet)
 
 
 def compare(

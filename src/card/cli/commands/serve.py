@@ -159,10 +159,10 @@ def serve(model_argument: str | None, **options: Any) -> None:
     def announce(address: str) -> None:
         click.echo(f"card serve: {chosen.target}{context} ready on {address}")
 
-    with bind(settings) as own:
+    with bind(settings) as listener:
         spare = start_drafter_child(chosen.method, chosen.draft, options)
         serving = _server("serving", "importing libraries")
-        status = serving.serve(make_llm, settings, own, announce=announce)
+        status = serving.serve(make_llm, settings, listener, announce=announce)
     raise SystemExit(status)
 
 

@@ -34,7 +34,7 @@ def _bar(draw: Say, name: str) -> type[Any]:
 
     class Bar(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **settings: Any) -> None:
-            self._told = -1
+            self._last_percent = -1
             super().__init__(*args, **{**settings, "file": StringIO(), "disable": False})
 
         def display(self, *_: Any, **__: Any) -> None:
@@ -42,8 +42,8 @@ def _bar(draw: Say, name: str) -> type[Any]:
                 return
             percent = int(100 * self.n / self.total)
             percent -= 0 if is_drawn else percent % _LINE_PERCENT
-            if percent != self._told:
-                self._told = percent
+            if percent != self._last_percent:
+                self._last_percent = percent
                 words = f"fetching {name}: {percent} % of {gigabytes(self.total)}"
                 draw(words) if is_drawn else click.echo(f"card: {words}", err=True)
 

@@ -168,8 +168,8 @@ def read_records(path: Path, *keys: str) -> tuple[dict[str, str], ...]:
 
 
 def _record(path: Path, number: int, line: str, keys: tuple[str, ...]) -> dict[str, str]:
-    def texts_of(found: Any) -> dict[str, str] | None:
-        texts = {key: found[key] for key in keys}
+    def texts_of(record: Any) -> dict[str, str] | None:
+        texts = {key: record[key] for key in keys}
         return texts if all(isinstance(text, str) and text.strip() for text in texts.values()) else None
 
     wanted = " and ".join(f'"{key}"' for key in keys)

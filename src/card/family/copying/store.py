@@ -141,7 +141,7 @@ class StoreSequence(WriterSequence):
         """Return the tree of continuations of the longest match in the stored texts, likeliest candidates first."""
         end = self._token_ids[-_MAX_MATCH:]
         matches = [(index.find(end), index) for index in self._writer.indexes]
-        match, index = max(matches, key=lambda found: found[0][0])  # on a tie, the first index, of newer texts
+        match, index = max(matches, key=lambda one: one[0][0])  # on a tie, the first index, of newer texts
         return best_first(match, index.followers, budget) if match[0] >= _MIN_MATCH else NO_NODES
 
     def observe(self, seen: Observation) -> None:

@@ -69,12 +69,12 @@ def ctc_tree(probs: Floats, blank: Floats, most: int) -> Nodes:
     return tree.nodes()
 
 
-def _after(before: Floats, own: Floats, blank: Floats) -> tuple[Floats, Floats]:
+def _after(before: Floats, token_probs: Floats, blank_probs: Floats) -> tuple[Floats, Floats]:
     """Return the chances, [n, T + 1] each, of beginnings one token longer than those of ``before``."""
     by_token, by_blank = np.zeros_like(before), np.zeros_like(before)
-    for t in range(len(blank)):
-        by_token[:, t + 1] = (by_token[:, t] + before[:, t]) * own[:, t]
-        by_blank[:, t + 1] = (by_blank[:, t] + by_token[:, t]) * blank[t]
+    for t in range(len(blank_probs)):
+        by_token[:, t + 1] = (by_token[:, t] + before[:, t]) * token_probs[:, t]
+        by_blank[:, t + 1] = (by_blank[:, t] + by_token[:, t]) * blank_probs[t]
     return by_token, by_blank
 
 

@@ -82,6 +82,6 @@ class CtcWriter(LocalWriter):
         for row, sequence in enumerate(waiting):
             inputs[row, size - len(sequence.window) :] = sequence.window
             is_there[row, size - len(sequence.window) :] = True
-        for sequence, own in zip(waiting, self.head.logprobs(inputs, is_there), strict=True):
-            sequence.logprobs = own
+        for sequence, logprobs in zip(waiting, self.head.logprobs(inputs, is_there), strict=True):
+            sequence.logprobs = logprobs
         self.waiting.clear()

@@ -70,8 +70,8 @@ class _Attention(nn.Module):
         """Return what rows [B, T, 2 D] read of a memory of S rows, [B, T, D]; ``seen`` is [T, S] bool."""
         query = turned(_heads(self.q_proj(x)), places)
         mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen)
-        found: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return found
+        output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return output
 
 
 class _Mlp(nn.Module):
@@ -82,8 +82,8 @@ class _Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return rows [..., D]."""
-        found: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return found
+        output: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return output
 
 
 class _Layer(nn.Module):
@@ -124,8 +124,8 @@ class EagleModule(SavedHead):
 
     def joined(self, states: Tensor) -> Tensor:
         """Return what rows begin with, [..., D], of the target's states, [..., layers * D]."""
-        found: Tensor = self.fc(states)
-        return found
+        joined: Tensor = self.fc(states)
+        return joined
 
     def read(self, states: Tensor, embeddings: Tensor) -> Tensor:
         """Return what attention reads, [..., 2 D], of states and of tokens' embeddings, [..., D]."""
@@ -134,13 +134,13 @@ class EagleModule(SavedHead):
     def combined(self, states: Tensor, attended: Tensor) -> Tensor:
         """Return the states behind the layer, [..., D], which stand in for the target's in the next rows."""
         states = states + attended
-        found: Tensor = states + self.midlayer.mlp(self.midlayer.post_attention_layernorm(states))
-        return found
+        output: Tensor = states + self.midlayer.mlp(self.midlayer.post_attention_layernorm(states))
+        return output
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits of states behind the layer, [..., N]."""
-        found: Tensor = self.norm(states) @ self.table.T
-        return found
+        logits: Tensor = self.norm(states) @ self.table.T
+        return logits
 
     def save(self, path: Path, figures: Mapping[str, str]) -> None:
         """Write the folder of the head; config.json, which makes it one, comes last. Raises: ModelError."""

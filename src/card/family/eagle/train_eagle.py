@@ -167,8 +167,8 @@ def proposed_tokens(texts: TargetTexts, tokenizer: Tokenizer, num_tokens: int, v
     Those that begin and end texts come first, then those of the answers by their counts, then what texts use most.
     """
     answers = [texts.token_ids[texts.answer(idx) : texts.text(idx).stop] for idx in range(len(texts))]
-    found, counts = torch.unique(torch.cat(answers), return_counts=True)
-    counted = found[counts.argsort(descending=True, stable=True)].tolist()
+    distinct, counts = torch.unique(torch.cat(answers), return_counts=True)
+    counted = distinct[counts.argsort(descending=True, stable=True)].tolist()
     ranked = [*always_drafted(tokenizer), *counted, *first_used(tokenizer.get_vocab(), vocab_size)]
     known = dict.fromkeys(one for one in ranked if one < vocab_size)
     return torch.tensor(sorted(list(known)[:num_tokens]))
@@ -209,8 +209,8 @@ def unrolled(head: EagleModule, batch: EagleBatch, num_steps: int) -> Iterator[T
         if step:
             states = of_the_row_before(states)
         read = head.read(states, batch.embeddings)
-        for kept, own in zip((keys, values), attention.memory(read, places), strict=True):
-            kept.append(own)
+        for cached, new in zip((keys, values), attention.memory(read, places), strict=True):
+            cached.append(new)
         seen = seen_in(step, num_rows)
         states = head.combined(states, attention(read, places, torch.cat(keys, 2), torch.cat(values, 2), seen))
         yield states
@@ -223,8 +223,8 @@ def accepted_by_depth(head: EagleModule, examples: EagleExamples, num_steps: int
     for idx in range(len(examples)):
         batch = examples.batch(torch.tensor([idx]))
         rows = slice(batch.labels.shape[1] - 1 - examples.num_learnt(idx), -1)
-        found = (head.logits(states[0, rows]).argmax(-1) for states in unrolled(head, batch, num_steps))
-        counts.add(found, batch.labels[0, rows])
+        guesses = (head.logits(states[0, rows]).argmax(-1) for states in unrolled(head, batch, num_steps))
+        counts.add(guesses, batch.labels[0, rows])
         if counts.is_enough:
             break
     return counts.shares

@@ -51,8 +51,8 @@ def read_conversations(path: Path) -> list[tuple[int, _Messages]]:
 
 
 def _messages(row: Any) -> _Messages | None:
-    found = row["messages"]
-    return list(found) if found and all(isinstance(one, Mapping) for one in found) else None
+    messages = row["messages"]
+    return list(messages) if messages and all(isinstance(one, Mapping) for one in messages) else None
 
 
 def _encoded(target: TrainingTarget, conversations: Sequence[tuple[int, _Messages]], path: Path) -> list[Sequence[int]]:

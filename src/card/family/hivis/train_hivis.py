@@ -82,10 +82,10 @@ class FusedExamples:
         rows = [self.texts.text(idx) for idx in idxs]
         labels = []
         for idx, row in zip(idxs, rows, strict=True):
-            own = torch.full((row.stop - row.start,), IGNORED)
+            text_labels = torch.full((row.stop - row.start,), IGNORED)
             first = max(self.texts.answer(idx), row.start + 1)
-            own[first - 1 - row.start : -1] = self._labels[first : row.stop]
-            labels.append(own)
+            text_labels[first - 1 - row.start : -1] = self._labels[first : row.stop]
+            labels.append(text_labels)
         pad = torch.nn.utils.rnn.pad_sequence
         states, embeddings = (
             pad([one[row] for row in rows], batch_first=True) for one in (self.states, self.embeddings)
@@ -114,8 +114,8 @@ def train_fused(
 def loss_of(head: FusedModule, batch: FusedBatch) -> Tensor:
     """Return the loss of all unrolled steps, in nats per learnt token; later steps have less weight."""
     total, places = torch.zeros(()), torch.arange(batch.labels.shape[1])
-    found = unrolled(head, batch.states, batch.embeddings, head.facts.num_steps)
-    for step, (states, logits) in enumerate(found):
+    steps = unrolled(head, batch.states, batch.embeddings, head.facts.num_steps)
+    for step, (states, logits) in enumerate(steps):
         labels = batch.labels.where(places >= step, torch.tensor(IGNORED))
         total = total + STEP_WEIGHT**step * _step_loss(states, logits, labels, batch.states)
     return total

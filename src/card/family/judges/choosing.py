@@ -37,15 +37,16 @@ def choose_verifier(settings: EngineSettings, given: Verifier) -> tuple[Verifier
 
     Raises: SettingsError if several are given, or a verifier, too; otherwise as `verifier_of`.
     """
-    own = settings.of(JudgeSettings)
-    if settings.method == METHOD.name and own.reward is None:
+    judging = settings.of(JudgeSettings)
+    if settings.method == METHOD.name and judging.reward is None:
         raise SettingsError(
             f"method {METHOD.name} needs a reward: give {named('reward')} a file made with card train reward"
         )
-    judges = [f"{kind} {name}" for kind, name in (("judge", own.judge), ("reward", own.reward)) if name is not None]
+    given_names = (("judge", judging.judge), ("reward", judging.reward))
+    judges = [f"{kind} {name}" for kind, name in given_names if name is not None]
     if not judges:
         return None
-    verifier = verifier_of(own.judge) if own.judge is not None else reward_verifier(str(own.reward))
+    verifier = verifier_of(judging.judge) if judging.judge is not None else reward_verifier(str(judging.reward))
     judges += ["a verifier of your own"] if given is not MATCH else []
     if len(judges) > 1:
         raise SettingsError(f"{judges[0]} and {judges[1]} both decide what stays; leave one of them out")

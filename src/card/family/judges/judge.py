@@ -51,12 +51,12 @@ class JudgingVerifier:
             children.setdefault(parent, []).append(idx)
         node, accepted = ROOT, list[int]()
         while below := children.get(node, []):
-            own = next((i for i in below if seen.offer.tokens[i] == seen.choices[node + 1]), None)
-            kept = self._tolerated(seen, node, below) if own is None else own
-            if kept is None:
+            exact_child = next((i for i in below if seen.offer.tokens[i] == seen.choices[node + 1]), None)
+            chosen = self._tolerated(seen, node, below) if exact_child is None else exact_child
+            if chosen is None:
                 break
-            accepted.append(kept)
-            node = kept
+            accepted.append(chosen)
+            node = chosen
         return Verdict(tuple(accepted), seen.choices[node + 1])
 
     def _tolerated(self, seen: Verification, parent: int, below: list[int]) -> int | None:

@@ -61,16 +61,16 @@ def parse_reward(name: str) -> JudgeChoice:
 
 
 def _parse(name: str, sort: NamedKind, known: Mapping[str, KnobRange]) -> JudgeChoice:
-    found = sort.parse(name, known)
-    kind, is_file = found.name, found.name not in known
+    parsed = sort.parse(name, known)
+    kind, is_file = parsed.name, parsed.name not in known
     allowed = _OF_FILES if is_file else known[kind]
-    knob = found.number(0, allowed.usual, float)
+    knob = parsed.number(0, allowed.usual, float)
     if knob is None or not 0.0 <= knob <= allowed.most:
         usual = "a file says what is usual" if is_file else f"{allowed.usual:g} is usual"
         raise SettingsError(
-            f"the knob of {sort.kind} {kind} must be a number from 0 to {allowed.most:g}, got {found.numbers[0]!r};"
+            f"the knob of {sort.kind} {kind} must be a number from 0 to {allowed.most:g}, got {parsed.numbers[0]!r};"
             f" 0 is exact, {usual}"
         )
     if is_file:
-        return JudgeChoice(AUTO, knob if found.numbers else None, kind)
+        return JudgeChoice(AUTO, knob if parsed.numbers else None, kind)
     return JudgeChoice(kind, knob)

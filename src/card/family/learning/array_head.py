@@ -89,5 +89,5 @@ class ArrayHead:
 def log_softmax(x: Floats) -> Floats:
     """Return the logarithm of the softmax of the last axis."""
     below = x - x.max(-1, keepdims=True)
-    found: Floats = below - np.log(np.exp(below).sum(-1, keepdims=True))
-    return found
+    logprobs: Floats = below - np.log(np.exp(below).sum(-1, keepdims=True))
+    return logprobs

@@ -45,17 +45,17 @@ class Checkpoint:
             return RunState()
         try:
             saved = torch.load(self.path, map_location=next(model.parameters()).device, weights_only=True)
-            found, state = json.loads(saved["facts"]), RunState(**saved["state"])
+            recorded, state = json.loads(saved["facts"]), RunState(**saved["state"])
             weights, moments = saved["weights"], saved["optimizer"]
         except Exception as error:  # of zip files, pickles and their contents: many types
             if is_shortage(error):
                 raise
             raise ModelError(f"{self.path} is cut off or damaged; delete it to start again") from error
         for name, value in self._all(facts).items():
-            if found.get(name) != value:
+            if recorded.get(name) != value:
                 raise ModelError(
-                    f"{self.path} is of another run: its {name} is {found.get(name)}, not {value}; give the options and"
-                    " files of that run, or delete it to start again"
+                    f"{self.path} is of another run: its {name} is {recorded.get(name)}, not {value}; give the options"
+                    " and files of that run, or delete it to start again"
                 )
         model.load_state_dict(weights)
         optimizer.load_state_dict(moments)

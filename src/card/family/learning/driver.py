@@ -51,9 +51,9 @@ def advancing(progress: Progress, words: str, total: int, done: int = 0) -> Call
     return lambda: progress.advance(task)
 
 
-def stepping(progress: Progress, words: str = "training", total: int | None = None) -> Callable[..., None]:
+def stepping(progress: Progress, total: int | None = None) -> Callable[..., None]:
     """Add a bar; return a function of the completed steps, and optionally of the total, that updates it."""
-    task = progress.add_task(words, total=total)
+    task = progress.add_task("training", total=total)
     return lambda step, num_steps=total: progress.update(task, completed=step, total=num_steps)
 
 

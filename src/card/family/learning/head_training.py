@@ -99,8 +99,8 @@ def common_tokens(token_ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
     The place of other tokens is `IGNORED`.
     """
-    found, counts = torch.unique(token_ids, return_counts=True)
-    chosen = found[counts.argsort(descending=True, stable=True)[:_MOST_TOKENS]].sort().values
+    distinct, counts = torch.unique(token_ids, return_counts=True)
+    chosen = distinct[counts.argsort(descending=True, stable=True)[:_MOST_TOKENS]].sort().values
     label_of = torch.full((vocab_size,), IGNORED)
     label_of[chosen] = torch.arange(len(chosen))
     return chosen, label_of
@@ -108,7 +108,7 @@ def common_tokens(token_ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 def train(
     kind: type[_BoundHead],
-    own: Mapping[str, Any],
+    head_facts: Mapping[str, Any],
     examples_of: Callable[[Sequence[int], Tensor, Tensor], _Examples],
     loss_of: Callable[[_BoundHead, _Examples, Tensor], Tensor],
     accepted: Callable[[_BoundHead, _Examples, int], tuple[float, ...]],
@@ -121,7 +121,7 @@ def train(
     """Train a head that proposes the target's commonest tokens by its embeddings.
 
     Args:
-        own: facts of the head besides the target's sizes.
+        head_facts: facts of the head besides the target's sizes.
         examples_of: returns the examples of some texts, from embeddings [M, D] of all tokens, and places of tokens as
             of `common_tokens`.
         run, and the other arguments and errors: as of `train_on`.
@@ -130,7 +130,7 @@ def train(
     token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        head = kind(kind.FACTS(**own, **sizes_of(target)), token_ids, as_tensor(embedding_probe(target)))
+        head = kind(kind.FACTS(**head_facts, **sizes_of(target)), token_ids, as_tensor(embedding_probe(target)))
     head.attach(target)
     embeddings = as_tensor(target.embeddings(texts.token_ids.tolist()))
     learnt, held_out = (examples_of(some, embeddings, label_of) for some in chosen)

@@ -54,15 +54,15 @@ def train_on_own_texts(
     asked: dict[str, Any] = {"max_tokens": options["max_tokens"], "temperature": 0.0, "seed": seed}
     layers = layers_for(target)
     facts = json.dumps({"target": Path(target.name).name, "layers": layers, **asked})
-    kept, checkpoint = KeptTexts(out.with_suffix(".texts"), facts), Checkpoint(out.with_suffix(".training"), {})
+    kept_texts, checkpoint = KeptTexts(out.with_suffix(".texts"), facts), Checkpoint(out.with_suffix(".training"), {})
     with progress_bar() as progress:
         on_answer = advancing(progress, "answering prompts", len(prompts))
         asked |= {"end_ids": target.end_ids, "layers": layers, "dtype": dtype, "whole": whole}
-        texts = write_texts(target.runner, prompts, kept=kept, on_answer=on_answer, **asked)
+        texts = write_texts(target.runner, prompts, kept=kept_texts, on_answer=on_answer, **asked)
         trained = train(target, texts, settings, checkpoint=checkpoint, on_step=stepping(progress))
     trained.head.save(out, trained.figures())
     checkpoint.delete()
-    kept.delete()
+    kept_texts.delete()
     _print(trained, examples, out)
 
 

@@ -45,7 +45,7 @@ class ChainCounts:
     @property
     def shares(self) -> tuple[float, ...]:
         """The share of chains whose first k tokens are right, for k = 1 and more, in [0, 1]."""
-        return tuple(own / max(1, count) for own, count in zip(self._right, self._seen, strict=True))
+        return tuple(num_right / max(1, count) for num_right, count in zip(self._right, self._seen, strict=True))
 
     def add(self, guesses: Iterable[Tensor], labels: Tensor) -> None:
         """Count the chains that begin at each of a text's last rows.

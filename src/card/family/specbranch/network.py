@@ -111,8 +111,7 @@ class HRad:
     def _of(cls, facts: Mapping[str, str], arrays: dict[str, Array]) -> HRad:
         stored = {name: array.astype(np.float32) for name, array in arrays.items()}
         numbers: dict[str, Any] = {one.name: int(facts[one.name]) for one in fields(HRadFacts)[:-1]}
-        num_layers = sum(name.endswith(".weight") for name in stored)
-        layers = [(stored[f"{i}.weight"], stored[f"{i}.bias"]) for i in range(num_layers)]
+        layers = [(stored[f"{i}.weight"], stored[f"{i}.bias"]) for i in range(sum(".weight" in one for one in stored))]
         evidence = Evidence(float(facts["evidence_weight"]), float(facts["evidence_mean"]))
         if not (0.0 <= evidence.weight < math.inf and math.isfinite(evidence.mean) and (stored["std"] > 0.0).all()):
             raise ValueError(f"{evidence} or the least deviation, {stored['std'].min():g}, is out of range")
@@ -215,5 +214,5 @@ def hrad_consumers(settings: EngineSettings, runner: RowRunner, draft: DraftSett
 
 def target_facts(runner: RowRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:
     """Return the facts of a new predictor for the target of ``runner``."""
-    own: dict[str, Any] = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens, "draft": draft}
-    return HRadFacts(**own, **sizes_of(runner))
+    facts: dict[str, Any] = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens, "draft": draft}
+    return HRadFacts(**facts, **sizes_of(runner))

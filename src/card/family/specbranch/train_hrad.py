@@ -316,8 +316,8 @@ def evidence_of(tokens: TokenOutcomes, mean: float) -> Evidence:
     """Return the weight of the predicted log odds, of this mean, beside the drafter's; 0 if the gain may be chance."""
     alone, both = tokens.fit(uses_predicted=False), tokens.fit(uses_predicted=True)
     gain = (tokens.loss(alone) - tokens.loss(both)) * len(tokens)
-    _, own, predicted = both.tolist()
-    return Evidence(predicted / own if own > 0 and predicted > 0 and gain > _LEAST_GAIN else 0.0, mean)
+    _, drafter, predicted = both.tolist()
+    return Evidence(predicted / drafter if drafter > 0 and predicted > 0 and gain > _LEAST_GAIN else 0.0, mean)
 
 
 def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:

@@ -128,14 +128,14 @@ def sampling_of(
         return SamplingParams(temperature=0.0), remaining
     while remaining and type(remaining[-1]) is logits_process.LogitNormalization:
         remaining.pop()  # it changes no choice
-    found: dict[str, Any] = {"temperature": 1.0}  # for which transformers has no processor
+    params: dict[str, Any] = {"temperature": 1.0}  # for which transformers has no processor
     for name, kind in reversed(_PARAMETERS.items()):
         value = getattr(remaining[-1], name) if remaining and isinstance(remaining[-1], kind) else None
         is_ours = value is not None and (name != "top_p" or value > 0) and (name != "min_p" or value < 1)
         if is_ours and getattr(remaining[-1], "min_tokens_to_keep", 1) <= 1:
-            found[name] = value
+            params[name] = value
             remaining.pop()
-    return SamplingParams(**found), remaining
+    return SamplingParams(**params), remaining
 
 
 def requests_of(

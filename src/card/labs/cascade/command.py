@@ -77,7 +77,7 @@ def run(
             say(f"scoring candidates, passes so far: {passes}")
 
         choice = cascade_argmin(
-            asked, _told(cheap, tell), _told(exact, tell), seed=seed, measures_regret=measures_regret
+            asked, _with_progress(cheap, tell), _with_progress(exact, tell), seed=seed, measures_regret=measures_regret
         )
     if choice.best_score == float("inf"):
         kind = "instruction" if shots is None and instructions else f"set of {shots or _SHOTS} examples"
@@ -107,7 +107,7 @@ def _load(name: str, judges: Sequence[SolvedProblem], where: dict[str, Any]) -> 
     return PromptLoss(runner, load_tokenizer(name), judges)
 
 
-def _told(loss: PromptLoss, tell: Callable[[], None]) -> Callable[[Beginning], float]:
+def _with_progress(loss: PromptLoss, tell: Callable[[], None]) -> Callable[[Beginning], float]:
     """Return the score; each call shows the progress in the spinner."""
 
     def score(beginning: Beginning) -> float:
@@ -136,16 +136,16 @@ def _found(
     )
 
 
-def _print(console: Console, found: ChosenBeginning) -> None:
-    lines = [asdict(one) for one in found.examples] or [{"instruction": found.instruction}]
+def _print(console: Console, beginning: ChosenBeginning) -> None:
+    lines = [asdict(one) for one in beginning.examples] or [{"instruction": beginning.instruction}]
     for line in lines:
         console.print(Text(json.dumps(line, ensure_ascii=False)), soft_wrap=True)
-    agreement = "undefined, so all were kept" if found.correlation is None else f"{found.correlation:.2f}"
+    agreement = "undefined, so all were kept" if beginning.correlation is None else f"{beginning.correlation:.2f}"
     shown = table("", numbers=("",))
-    shown.add_row("loss of the target after this, nats per token", f"{found.loss:.4f}")
-    shown.add_row("mean over the random probe", f"{found.mean_loss:.4f}")
+    shown.add_row("loss of the target after this, nats per token", f"{beginning.loss:.4f}")
+    shown.add_row("mean over the random probe", f"{beginning.mean_loss:.4f}")
     shown.add_row("rank correlation with the draft model's loss", agreement)
-    shown.add_row("scored by the target", f"{found.target_candidates} of {found.candidates}")
-    if found.regret is not None:
-        shown.add_row("loss above that of the best one", f"{found.regret:.4f}")
+    shown.add_row("scored by the target", f"{beginning.target_candidates} of {beginning.candidates}")
+    if beginning.regret is not None:
+        shown.add_row("loss above that of the best one", f"{beginning.regret:.4f}")
     console.print(shown)

@@ -49,15 +49,15 @@ def _desk() -> Any:
 
 
 def _target(settings: AppSettings) -> Any:
-    own, wanted = settings.pool, EngineSettings().max_num_seqs
+    pool, wanted = settings.pool, EngineSettings().max_num_seqs
     served = ServerSettings(**settings.server)
     at_once = int(settings.engine.get("max_num_seqs", wanted)) + _SERVED_BESIDE_LIMIT
-    replicas = _replicas(own, own.min_targets, own.max_targets, target_ongoing_requests=own.requests_per_target)
+    replicas = _replicas(pool, pool.min_targets, pool.max_targets, target_ongoing_requests=pool.requests_per_target)
     return serve.deployment(
         serve.ingress()(TargetReplica),
         name=TARGET,
         max_ongoing_requests=at_once,
-        ray_actor_options=_options(own.target_resources),
+        ray_actor_options=_options(pool.target_resources),
         graceful_shutdown_timeout_s=served.first_token_timeout_s + served.request_timeout_s,
         **replicas,
         **_HEALTH,
@@ -80,16 +80,16 @@ def _pool(settings: AppSettings) -> Any:
     )
 
 
-def _replicas(own: PoolSettings, least: int, most: int, **how: Any) -> dict[str, Any]:
+def _replicas(pool: PoolSettings, least: int, most: int, **how: Any) -> dict[str, Any]:
     """Return Serve's options for the number of replicas: fixed, or following the load."""
     if least == most:
         return {"num_replicas": least}
     scaling = AutoscalingConfig(
         min_replicas=least,
         max_replicas=most,
-        upscale_delay_s=own.scale_up_s,
-        downscale_delay_s=own.scale_down_s,
-        look_back_period_s=max(own.scale_up_s, 10.1),
+        upscale_delay_s=pool.scale_up_s,
+        downscale_delay_s=pool.scale_down_s,
+        look_back_period_s=max(pool.scale_up_s, 10.1),
         **how,
     )
     return {"autoscaling_config": scaling}

@@ -69,15 +69,15 @@ class AppSettings:
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> AppSettings:
         """Sort the arguments; those of a command line are text. Raises: SettingsError."""
-        own, server, engine = declared(PoolSettings), declared(ServerSettings), dict(args)
+        pool_fields, server_fields, engine = declared(PoolSettings), declared(ServerSettings), dict(args)
         for name in engine:
             if name in _BY_RAY:
                 raise SettingsError(f"{name} is not for card.ray: {_alternative_to(name)}")
             if name in _BY_POOL:
                 raise SettingsError(f"{name} is not for card.ray: the pool says where a drafter is; leave it out")
         given = {name: _read(name, engine.pop(name)) for name in list(engine)}
-        pool = {name: given.pop(name) for name in list(given) if name in own}
-        served = {name: given.pop(name) for name in list(given) if name in server}
+        pool = {name: given.pop(name) for name in list(given) if name in pool_fields}
+        served = {name: given.pop(name) for name in list(given) if name in server_fields}
         target = str(given.setdefault("target", EngineSettings().target))
         draft = given.pop("draft", None) or (_DEMO_DRAFT if target in DEMO_NAMES else None)
         if draft is None:

@@ -22,8 +22,8 @@ ARCHITECTURE = replace(
     ),
     vectors=expert_biases("feed_forward.expert_bias"),
     file_names={
-        rf"(\.experts\.\d+)\.{theirs}\.": rf"\1.{own}_proj."
-        for theirs, own in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+        rf"(\.experts\.\d+)\.{theirs}\.": rf"\1.{ours}_proj."
+        for theirs, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
     },
     rotary="pos_emb",
     shapes=mixed_shape,

@@ -72,7 +72,7 @@ class BlockNames:
         first = self.behind
         for other, name in self.own.items():
             words = words.replace(PREFIX + name, f"{self.begin}{first}.{other}")
-        return _IN_LAYER.sub(lambda found: f"{self.begin}{first + int(found[1])}.", words)
+        return _IN_LAYER.sub(lambda number: f"{self.begin}{first + int(number[1])}.", words)
 
 
 def names_of_block(names: Iterable[str], num_layers: int | None) -> BlockNames | None:

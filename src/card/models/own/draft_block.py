@@ -188,7 +188,7 @@ def read_folder_block(folder: Path, lent: Lent, *, dtype: str) -> DraftBlock:
     stored = {name: array for file in files for name, array in file.arrays.items()}
     names = names_of_block(stored, config.num_hidden_layers)
     assert names is not None
-    block = {own: array for name, array in stored.items() if (own := names.local_name(name)) is not None}
+    block = {part: array for name, array in stored.items() if (part := names.local_name(name)) is not None}
     if names.has_state_first and JOIN in block:
         block[JOIN] = np.roll(block[JOIN], block[JOIN].shape[-1] // 2, -1)
     head = next((array for name, array in stored.items() if inner_name(name) == _HEAD), None)

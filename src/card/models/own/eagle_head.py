@@ -161,7 +161,7 @@ def eagle_head(facts: HeadFacts, stored: Mapping[str, Array], target: HeadTarget
     Raises: BlockError that names what does not fit, in words that follow the head's name.
     """
     tensors = _named(stored)
-    num_layers = 1 + max((int(found[1]) for found in map(_NUMBERED.match, tensors) if found), default=0)
+    num_layers = 1 + max((int(number[1]) for number in map(_NUMBERED.match, tensors) if number), default=0)
     config = _config(facts, dtype, target, min(num_layers, len(tensors)))
     masks = facts.num_tokens, _mask_id(facts, int(config.vocab_size))
     layers = _target_layers(facts, target.num_layers)
@@ -352,8 +352,8 @@ def _mask_of(tensors: dict[str, Array], size: int) -> Floats:
     mask = tensors.pop(_MASK)
     if mask.size != size:
         raise BlockError(f"{_MASK} has shape {list(mask.shape)}, and {size} numbers are needed")
-    found: Floats = mask.reshape(-1).astype(np.float32)
-    return found
+    flat: Floats = mask.reshape(-1).astype(np.float32)
+    return flat
 
 
 def _norm(tensors: dict[str, Array], name: str, size: int) -> Floats:

@@ -164,10 +164,10 @@ def fused_head(
         raise ValueError("its token_ids name a token twice")
     if len(wrong := token_ids[(token_ids < 0) | (token_ids >= facts.vocab_size)]):
         raise ValueError(f"its token_ids name token {wrong[0]}, and there are 0 to {facts.vocab_size - 1}")
-    own = {name: arrays[name].astype(np.float32) for name in shapes if not name.startswith("layers.")}
+    own_arrays = {name: arrays[name].astype(np.float32) for name in shapes if not name.startswith("layers.")}
     weights = {
-        "model.norm.weight": own["norm.weight"],
-        "lm_head.weight": embed(token_ids.tolist()) @ own["word.weight"],
+        "model.norm.weight": own_arrays["norm.weight"],
+        "lm_head.weight": embed(token_ids.tolist()) @ own_arrays["word.weight"],
     }
     for idx in range(facts.num_layers):
         for name, known in _LLAMA_NAMES.items():
@@ -178,7 +178,7 @@ def fused_head(
     architecture, config = find_architecture("llama"), _config(facts, max_model_len, dtype)
     assert architecture is not None
     made = FusedHead(architecture, config, GenerationConfig(), stored, output_ids=token_ids)
-    made.inputs = FusedInputs(facts, own, embed)
+    made.inputs = FusedInputs(facts, own_arrays, embed)
     return made
 
 

@@ -77,7 +77,7 @@ class _Planner:
         self._start, self._end, self._offset = one.num_held, self._tree.num_rows, offset
         num_new_text = one.extension.first_logits_idx
         self._num_text = one.num_held + num_new_text if num_new_text else 0  # 0: perhaps candidates below candidates
-        self._kept = self._records.state.ctypes.data
+        self._state = self._records.state.ctypes.data
         self._unsure = np.arange(self._records.num_absorbed, self._end)
         parents = self._tree.parents[self._unsure].tolist()
         self._parents: dict[int, int] = dict(zip(self._unsure.tolist(), parents, strict=True))
@@ -95,7 +95,7 @@ class _Planner:
         num_needed = self._end - absorbed + self._records.layout.num_needed
         self._records.have_places(num_needed, self._start)
         self._addresses = dict(zip(self._parents, self._records.addresses(self._unsure).tolist(), strict=True))
-        steps = [self._step(row, self._kept, self._kept, self._mark_of(row + 1)) for row in range(before, absorbed)]
+        steps = [self._step(row, self._state, self._state, self._mark_of(row + 1)) for row in range(before, absorbed)]
         num_prompt = self._num_text if self._ends_prompt and before < self._num_text <= absorbed else 0
         steps += self._branches(absorbed)
         self._records.require_held(np.array(self._repeated, np.int64))
@@ -144,7 +144,7 @@ class _Planner:
             sizes[row] = 1 + sum(sizes[child] for child in children[row])
         steps, free, num_places = list[Step](), list[int](), 0
         stack = [
-            (row, self._kept, False) for row in sorted(children[absorbed - 1], key=sizes.__getitem__, reverse=True)
+            (row, self._state, False) for row in sorted(children[absorbed - 1], key=sizes.__getitem__, reverse=True)
         ]
         while stack:
             row, source, is_last = stack.pop()

@@ -147,9 +147,9 @@ class Blocks:
             self.num_bytes -= int(slab.buffer.nbytes)
             self._free.give(slab.buffer)
 
-    def num_rows(self, of: Sequence[IntArray]) -> int:
+    def num_rows(self, block_numbers: Sequence[IntArray]) -> int:
         """Return the rows of some sequences' blocks, by their numbers; a block of several counts once."""
         is_used = np.zeros(len(self._sizes), np.bool_)
-        for numbers in of:
+        for numbers in block_numbers:
             is_used[numbers] = True
         return int(self._sizes[is_used].sum())

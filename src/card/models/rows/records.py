@@ -93,7 +93,7 @@ class RecordLayout:
         numbers = room.view(np.int32)
         facts = [_NUM_FACTS, self.state_size] if self.state_size else [0, 0]
         ends = np.cumsum([self.num_recent * self.width, *facts, capacity])
-        ring, told, state, token_ids, rest = np.split(numbers, ends)
+        ring, facts_area, state, token_ids, rest = np.split(numbers, ends)
         marks: list[Landmark | None] = [None] * (capacity // self.block_rows + 1)
         if landmarks is None:
             size, floats = self._mark_size, rest.view(np.float32)
@@ -103,7 +103,7 @@ class RecordLayout:
             self,
             ring.view(np.float32).reshape(self.num_recent, self.width),
             token_ids,
-            told,
+            facts_area,
             state.view(np.float32),
             landmarks,
             min(_FEW_PLACES, self.num_recent) if self.state_size else self.num_recent,

@@ -191,14 +191,14 @@ class Turn(Strict):
         if self.role == "assistant":
             return [self._as_answer()]
         results = [block for block in self.content if isinstance(block, ToolResultBlock)]
-        told: list[dict[str, Any]] = [
+        messages: list[dict[str, Any]] = [
             {"role": "tool", "tool_call_id": one.tool_use_id, "content": one.text} for one in results
         ]
         rest = [*(image for one in results for image in one.images)]
         rest += [block for block in self.content if not isinstance(block, ToolResultBlock)]  # type: ignore[misc]
-        if rest or not told:
-            told.append({"role": self.role, "content": _content(rest)})
-        return told
+        if rest or not messages:
+            messages.append({"role": self.role, "content": _content(rest)})
+        return messages
 
     def _as_answer(self) -> dict[str, Any]:
         one: dict[str, Any] = {"role": "assistant", "content": texts_of(self.content)}

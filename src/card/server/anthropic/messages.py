@@ -151,8 +151,8 @@ class _Answer:
             events.append(self._delta("signature_delta", signature=""))
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
-    def _delta(self, kind: str, **told: str) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": {"type": kind, **told}}
+    def _delta(self, kind: str, **fields: str) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": {"type": kind, **fields}}
 
     def _usage(self) -> dict[str, int]:
         """Return the numbers of tokens; those of the prompt that were read before count apart."""

@@ -37,8 +37,8 @@ def as_tensor(array: Any, device: Any = "cpu") -> Tensor:
 
 def torch_dtype(dtype: str | Dtype | torch.dtype) -> torch.dtype:
     """Return a dtype of torch."""
-    found: torch.dtype = getattr(torch, dtype_name(dtype))
-    return found
+    torch_dtype: torch.dtype = getattr(torch, dtype_name(dtype))
+    return torch_dtype
 
 
 class TensorLogits:

@@ -45,10 +45,10 @@ def modules_of(model: LoadedModel, device: str = "cpu") -> PreTrainedModel:
     made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its buffers are not in the state dict
     make: Any = transformers.GenerationConfig
     made.generation_config = make(**model.generation_config.to_diff_dict())
-    found: PreTrainedModel = made.to(device=device, dtype=torch_dtype(model.dtype)).requires_grad_(False).train(False)
+    placed: PreTrainedModel = made.to(device=device, dtype=torch_dtype(model.dtype)).requires_grad_(False).train(False)
     if model.computes_int8:
-        setattr(found, "computes_int8", True)  # noqa: B010 - a mark of ours
-    return found
+        setattr(placed, "computes_int8", True)  # noqa: B010 - a mark of ours
+    return placed
 
 
 def remade(model: PreTrainedModel, make: Callable[[DecoderModel], DecoderModel]) -> PreTrainedModel:
@@ -63,5 +63,5 @@ def own_logits(model: PreTrainedModel, text_ids: Sequence[int]) -> Floats:
     any_model: Any = model
     with torch.inference_mode():
         logits = any_model(input_ids=torch.tensor([list(text_ids)], device=model.device)).logits
-    found: Floats = as_array(logits[0, -1])
-    return found
+    last_logits: Floats = as_array(logits[0, -1])
+    return last_logits

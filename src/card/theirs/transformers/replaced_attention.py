@@ -147,8 +147,8 @@ def _own_attention_of(model: Any) -> list[tuple[Any, str]]:
         used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
         before = [(one, one._attn_implementation) for one in used.values() if one._attn_implementation != _NAME]
         setattr(model, _OWN, before)
-    own: list[tuple[Any, str]] = getattr(model, _OWN)
-    return own
+    implementations: list[tuple[Any, str]] = getattr(model, _OWN)
+    return implementations
 
 
 @contextlib.contextmanager

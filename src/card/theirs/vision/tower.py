@@ -102,13 +102,13 @@ class VisionTower:
         inputs = {name: tensor.to(like.device) for name, tensor in image.inputs.items()}
         inputs["pixel_values"] = inputs["pixel_values"].to(like.dtype)
         out = self._tower.get_image_features(**inputs)
-        found: Floats = as_array(torch.cat(list(out.pooler_output)).to(like.dtype))
-        if len(found) != image.num_tokens:
+        features: Floats = as_array(torch.cat(list(out.pooler_output)).to(like.dtype))
+        if len(features) != image.num_tokens:
             raise ModelError(
-                f"the vision tower makes {len(found)} features of an image that has {image.num_tokens} places; its "
+                f"the vision tower makes {len(features)} features of an image that has {image.num_tokens} places; its "
                 "config.json and preprocessor_config.json do not fit, copy or download them again"
             )
-        return found
+        return features
 
 
 def read_tower(path: str, *, dtype: str, device: str, options: Mapping[str, Any]) -> VisionTower:

@@ -67,14 +67,14 @@ class TextJudge:
         logits: Floats = runner.forward([Extension.of_text(runner.open(), text_ids)])[0][-1]
         return logits
 
-    def _measured(self, text_ids: tuple[int, ...], own: int, other: int) -> Gap:
+    def _measured(self, text_ids: tuple[int, ...], token: int, other_token: int) -> Gap:
         logits = self._logits(text_ids)
         scores = logits.astype(np.float64)
         if self._temperature > 0:  # sampling compares logits plus noise, in units of logits
             scores += self._temperature * GumbelNoise(self._seed, len(scores)).row(len(text_ids))
-        gap = abs(float(scores[own] - scores[other]))
+        gap = abs(float(scores[token] - scores[other_token]))
         dtype = STORED_DTYPES.get(dtype_name(self._target.dtype), FLOAT32)
-        largest, spacing = max(abs(float(logits[own])), abs(float(logits[other]))), float(spacing_of(dtype).eps)
+        largest, spacing = max(abs(float(logits[token])), abs(float(logits[other_token]))), float(spacing_of(dtype).eps)
         is_near = self._rounds and dtype.itemsize == 2 and gap <= _NEAR_TIE_SPACINGS * spacing * largest
         return Gap(gap, is_near_tie=is_near)
 
@@ -91,10 +91,10 @@ def checks_of(
     return [_check(group, texts, prompt_of, judge) for group, texts in compared_texts(run, samples).items()]
 
 
-def _check(group: GroupKey, found: Compared, prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge) -> Check:
+def _check(group: GroupKey, texts: Compared, prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge) -> Check:
     near_ties: dict[TextDifference, None] = {}  # a set that keeps the order: repeats differ in the same place
     faults: dict[TextDifference, None] = {}
-    for sample, plain, position in found.parted:
+    for sample, plain, position in texts.parted:
         gap = judge.gap(prompt_of(sample), sample.token_ids, plain.token_ids, position)
         difference = TextDifference(
             prompt=sample.prompt,
@@ -107,8 +107,8 @@ def _check(group: GroupKey, found: Compared, prompt_of: Callable[[Sample], Seque
         (near_ties if gap.is_near_tie else faults)[difference] = None
     return Check(
         *group,
-        num_texts=found.num_texts,
-        num_equal=found.num_equal,
+        num_texts=texts.num_texts,
+        num_equal=texts.num_equal,
         near_ties=tuple(near_ties),
         is_same=not faults,
         differences=tuple(faults),

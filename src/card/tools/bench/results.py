@@ -256,12 +256,12 @@ def _check_texts(draft: _Draft) -> None:
         _check_check(draft, group, texts)
 
 
-def _check_check(draft: _Draft, group: tuple[str, str, str], found: Compared) -> None:
+def _check_check(draft: _Draft, group: tuple[str, str, str], texts: Compared) -> None:
     check, what = draft.checks.get(group), "pair {}, row {}, workload {}".format(*group)
     if check is None:
         reason = f"texts were not compared; card bench --resume {draft.path} does it"
-    elif (check.num_texts, check.num_equal) != (found.num_texts, found.num_equal):
-        equal = f"{found.num_equal} of {found.num_texts} texts are equal"
+    elif (check.num_texts, check.num_equal) != (texts.num_texts, texts.num_equal):
+        equal = f"{texts.num_equal} of {texts.num_texts} texts are equal"
         reason = f"{equal}, its check says {check.num_equal} of {check.num_texts}"
     elif not check.is_same:
         reason = "its check says that the texts are not those of plain decoding"

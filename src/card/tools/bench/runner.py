@@ -135,7 +135,7 @@ def _refuse(same: Mapping[str, tuple[Any, Any]]) -> None:
 def _short(value: Any, other: Any) -> str:
     """Return a value in a few words; of two lists, the first item that differs."""
     if isinstance(value, tuple) and isinstance(other, tuple) and value and len(value) == len(other):
-        value = next(own for own, theirs in zip(value, other, strict=True) if own != theirs)
+        value = next(ours for ours, theirs in zip(value, other, strict=True) if ours != theirs)
     return f"{value!s:.200}"
 
 
@@ -149,7 +149,7 @@ def _promise(plan: BenchPlan, environment: Environment, console: Console) -> tup
     dtypes: list[str] = []
     for name, open_pair in plan.pairs.items():
         console.print(f"reading {name}", highlight=False, soft_wrap=True)
-        with _told(console, f"reading {name}".__str__), closing(open_pair(lambda _: None)) as pair:
+        with _progress_lines(console, f"reading {name}".__str__), closing(open_pair(lambda _: None)) as pair:
             pairs.append(pair.pair_facts())
             dtypes.append(pair.dtype)
             limits.append((pair.tokenizer, pair.max_model_len))
@@ -235,7 +235,7 @@ def _measure(
     keys = list(planned(run))
     before = read_unchecked(path, run.run_id)
     by_name = {dataset.name: dataset for dataset in datasets}
-    with BenchProgress(console, len(keys), len(before.samples)) as step, step.told_in_pipes():
+    with BenchProgress(console, len(keys), len(before.samples)) as step, step.progress_lines():
         try:
             for name, open_pair in plan.pairs.items():
                 wanted = [key for key in keys if key.pair == name]
@@ -326,7 +326,7 @@ def compare(job: PairJob, path: Path, writer: ResultsWriter, run_id: str) -> Non
 # ---- progress --------------------------------------------------------------------------------------------------------
 
 
-def _told(console: Console, words: Callable[[], str]) -> AbstractContextManager[object]:
+def _progress_lines(console: Console, words: Callable[[], str]) -> AbstractContextManager[object]:
     """Write a line now and then in the block, where nothing can be drawn."""
     if console.is_terminal:
         return nullcontext()
@@ -342,9 +342,9 @@ class BenchProgress(Progress):
         super().__init__(TextColumn("{task.description}"), *bar, console=console, **how)
         self._task = self.add_task("preparing", total=total, completed=done)
 
-    def told_in_pipes(self) -> AbstractContextManager[object]:
+    def progress_lines(self) -> AbstractContextManager[object]:
         """Write a line now and then in the block, where nothing can be drawn."""
-        return _told(self.console, self.in_words)
+        return _progress_lines(self.console, self.in_words)
 
     def in_words(self) -> str:
         """Return what is being done, and how much is done."""

@@ -244,8 +244,8 @@ def _same_number(repeats: _Repeats, baseline: _Repeats) -> Share | None:
 
 
 def _ratio(repeats: _Repeats, baseline: _Repeats) -> Spread | None:
-    rates = [(decode_rate(own), decode_rate(plain)) for own, plain in zip(repeats, baseline, strict=False)]
-    ratios = [own / plain for own, plain in rates if plain > 0]
+    rates = [(decode_rate(row), decode_rate(plain)) for row, plain in zip(repeats, baseline, strict=False)]
+    ratios = [rate / plain for rate, plain in rates if plain > 0]
     return Spread.of(ratios) if ratios else None
 
 

@@ -33,9 +33,9 @@ def read_file(
     try:
         head: _Head = decode(data, type=_Head)
         if (head.kind, head.version) == (kind, version):
-            found: T = decode(data, type=type_)
-            check(found)
-            return found
+            value: T = decode(data, type=type_)
+            check(value)
+            return value
     except (msgspec.DecodeError, UnicodeDecodeError, PlanError, SettingsError) as error:
         raise PlanError(f"{path} is a broken {kind}: {error}; make it again") from error
     if head.kind != kind:

@@ -210,7 +210,7 @@ class ReplayedModel:
         The remaining probability is spread over all other tokens, each below the last candidate.
         """
         layer = min(layer, len(self._texts.draft_ids) - 1)
-        ids, logprobs = (of[layer, row] for of in (self._texts.draft_ids, self._texts.draft_logprobs))
+        ids, logprobs = (by_layer[layer, row] for by_layer in (self._texts.draft_ids, self._texts.draft_logprobs))
         logprobs = logprobs.astype(np.float64)
         left = max(1.0 - float(np.exp(logprobs).sum()), 1e-12)
         num_others = max(self.vocab_size - len(ids), 1)

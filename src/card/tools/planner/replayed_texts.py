@@ -57,9 +57,9 @@ class ReplayedTexts:
         num_deeper = max(len(one.deeper_ids) for one in arrays)
         ids, logprobs = (
             np.concatenate(
-                [_layers(getattr(a, f"draft_{of}"), getattr(a, f"deeper_{of}"), num_deeper) for a in arrays], 1
+                [_layers(getattr(a, f"draft_{kind}"), getattr(a, f"deeper_{kind}"), num_deeper) for a in arrays], 1
             )
-            for of in ("ids", "logprobs")
+            for kind in ("ids", "logprobs")
         )
         drafted = ids[..., :num_candidates]
         texts = [np.array(text.prompt_ids + text.token_ids) for text in recording.texts]

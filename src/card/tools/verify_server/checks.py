@@ -241,10 +241,10 @@ async def _logprobs(about: Material) -> list[AnswerPair]:
     tolerance = about.settings.logprob_tolerance
     pairs = []
     for idx, (question, bare, one, other) in enumerate(rows):
-        found = misspelt(other)
-        if found is None and one.text == other.text:
-            found = compare_scores(one, other, tolerance)
-        pairs.append(AnswerPair(idx, question, bare, other, found=found))
+        difference = misspelt(other)
+        if difference is None and one.text == other.text:
+            difference = compare_scores(one, other, tolerance)
+        pairs.append(AnswerPair(idx, question, bare, other, found=difference))
     gaps = [largest_gap(one, other) for one, other in zip(expected, got, strict=True) if one.text == other.text]
     if about.plain is not None and gaps:
         about.remarks.append(f"at most {max(gaps):.1g} apart")
@@ -257,12 +257,12 @@ async def _likeliest(about: Material) -> list[AnswerPair]:
     got = await about.fast.ask_one_by_one(questions, num_top=NUM_TOP)
     if not all(answer.scores and any(score.top for score in answer.scores) for answer in got):
         raise NotSupportedError("answers come without the likeliest tokens beside each token")
-    found = [find_unlikely_choice(answer) for answer in got]
-    if any(found) and about.plain is not None:
+    unlikely = [find_unlikely_choice(answer) for answer in got]
+    if any(unlikely) and about.plain is not None:
         plain = await about.plain.ask_one_by_one(questions, num_top=NUM_TOP)
         if any(map(find_unlikely_choice, plain)):
             raise NotSupportedError("plain answers have unlikely tokens too: penalties are on, or figures are rounded")
-    rows = zip(questions, got, found, strict=True)
+    rows = zip(questions, got, unlikely, strict=True)
     return [AnswerPair(idx, question, answer, answer, found=one) for idx, (question, answer, one) in enumerate(rows)]
 
 

@@ -103,8 +103,8 @@ def misspelt(answer: ServerAnswer) -> Difference | None:
     spelt += [one.lstrip() for one in spelt]  # a tokenizer's leading blank, which the text omits
     if text in spelt or text.lstrip() in spelt or "\N{REPLACEMENT CHARACTER}" in answer.text:
         return None
-    found, note = whole.decode("utf-8", "replace"), "the tokens do not spell the text"
-    return _first_difference_of("tokens of the log-probabilities", answer.text, found, note=note)
+    spelled, note = whole.decode("utf-8", "replace"), "the tokens do not spell the text"
+    return _first_difference_of("tokens of the log-probabilities", answer.text, spelled, note=note)
 
 
 def find_unlikely_choice(answer: ServerAnswer) -> Difference | None:
@@ -121,11 +121,11 @@ def _scored(text: str, logprob: float) -> str:
     return f"{text!r} {logprob:.4f}"
 
 
-def _first_difference_of(what: str, expected: str, got: str, **told: Any) -> Difference:
+def _first_difference_of(what: str, expected: str, got: str, **details: Any) -> Difference:
     """Return the first difference of two texts."""
     place = _first(expected, got) or 0
     before, behind = slice(max(0, place - _BEFORE), place), slice(place, place + _AFTER)
-    return Difference(what, expected[behind], got[behind], before=expected[before], char_idx=place, **told)
+    return Difference(what, expected[behind], got[behind], before=expected[before], char_idx=place, **details)
 
 
 def _first(one: Sequence[object], other: Sequence[object]) -> int | None:

@@ -166,9 +166,9 @@ async def _run(about: Material, checks: Sequence[ServerCheck], tell: Tell) -> li
 async def _judged(about: Material, check: ServerCheck, pairs: Sequence[AnswerPair]) -> Result:
     differences: list[Difference] = []
     for pair in pairs:
-        found = pair.found or compare(pair.expected, pair.got, by_text=pair.by_text)
-        if found is not None:
-            differences.append(replace(await _with_gap(about, pair, found), prompt_idx=pair.prompt_idx))
+        difference = pair.found or compare(pair.expected, pair.got, by_text=pair.by_text)
+        if difference is not None:
+            differences.append(replace(await _with_gap(about, pair, difference), prompt_idx=pair.prompt_idx))
     return Result(
         name=check.name,
         title=check.title,
@@ -180,18 +180,18 @@ async def _judged(about: Material, check: ServerCheck, pairs: Sequence[AnswerPai
     )
 
 
-async def _with_gap(about: Material, pair: AnswerPair, found: Difference) -> Difference:
+async def _with_gap(about: Material, pair: AnswerPair, difference: Difference) -> Difference:
     """Return the difference with the gap between the tokens, if the plain side reports it; only greedy answers tie."""
-    if found.gap is not None or found.char_idx is None or pair.question.fields.get("temperature") != 0:
-        return found
+    if difference.gap is not None or difference.char_idx is None or pair.question.fields.get("temperature") != 0:
+        return difference
     try:
         plain: ServerAnswer = (await about.base.ask(pair.question, num_top=NUM_TOP))[0]
     except LostServerError:
         raise
     except ServerError:
-        return found
+        return difference
     if plain.text != pair.expected.text:
-        return replace(found, note="asked again with log-probabilities, the plain answer is another one")
-    gap = gap_at(found, plain, pair.got)
-    note = f"the other token is not among the {NUM_TOP} likeliest" if gap is None and plain.scores else found.note
-    return replace(found, gap=gap, note=note)
+        return replace(difference, note="asked again with log-probabilities, the plain answer is another one")
+    gap = gap_at(difference, plain, pair.got)
+    note = f"the other token is not among the {NUM_TOP} likeliest" if gap is None and plain.scores else difference.note
+    return replace(difference, gap=gap, note=note)

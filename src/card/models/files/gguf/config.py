@@ -204,12 +204,12 @@ def _windows(facts: GgufFacts, architecture: Architecture) -> dict[str, Any]:
                 "transformers"
             )
         return {}
-    found: dict[str, Any] = {"sliding_window": facts.whole("attention.sliding_window")} if window else {}
+    window_fields: dict[str, Any] = {"sliding_window": facts.whole("attention.sliding_window")} if window else {}
     if pattern is not None:
         layers, has_window = range(1, facts.num_layers + 1), facts.of_layers(_PATTERN)
         has_window = has_window or [layer % facts.whole(_PATTERN) for layer in layers]
-        found["layer_types"] = ["sliding_attention" if one else "full_attention" for one in has_window]
-    return found
+        window_fields["layer_types"] = ["sliding_attention" if one else "full_attention" for one in has_window]
+    return window_fields
 
 
 def _rotations(

@@ -91,9 +91,9 @@ def read_eagle_gguf(path: Path, dtype: str) -> tuple[HeadFacts, dict[str, Array]
 
 def in_file_words(words: str) -> str:
     """Return words about a tensor of a head, which have its name of folders, with the name that files have for it."""
-    for own, name in _NAMES.items():
+    for part, name in _NAMES.items():
         named = re.escape(name).replace(re.escape(LAYER_PREFIXES[1]), f"(?:{'|'.join(map(re.escape, LAYER_PREFIXES))})")
-        words = re.sub(rf"(?<![\w.]){named}(?=\.(?:weight|bias))", own, words)
+        words = re.sub(rf"(?<![\w.]){named}(?=\.(?:weight|bias))", part, words)
     return words.replace("config.json", "metadata")
 
 

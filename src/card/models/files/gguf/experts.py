@@ -45,13 +45,13 @@ def stated_experts(facts: GgufFacts, architecture: Architecture) -> dict[str, An
 def check_router(facts: GgufFacts, architecture: Architecture, config: Mapping[str, Any]) -> None:
     """Check that experts are chosen by the router that the architecture has. Raises: GgufError."""
     rule = architecture.experts
-    own, name = (_SIGMOIDS, "sigmoid") if rule is not None and rule.has_sigmoids else (_SOFTMAX, "softmax")
-    kind = facts.optional("expert_gating_func", own)
+    function, name = (_SIGMOIDS, "sigmoid") if rule is not None and rule.has_sigmoids else (_SOFTMAX, "softmax")
+    kind = facts.optional("expert_gating_func", function)
     is_normed = config.get("norm_topk_prob", True)
-    if kind not in (_UNSTATED, own) and not (own == _SOFTMAX and kind == _SOFTMAX_OF_CHOSEN and is_normed):
+    if kind not in (_UNSTATED, function) and not (function == _SOFTMAX and kind == _SOFTMAX_OF_CHOSEN and is_normed):
         raise GgufError(
             f"chooses experts by a router of the kind {str(kind)[:40]} (expert_gating_func), which is not known here: "
-            f"kind {own}, {name}, can be run; use a folder saved by transformers"
+            f"kind {function}, {name}, can be run; use a folder saved by transformers"
         )
 
 

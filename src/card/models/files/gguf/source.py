@@ -105,17 +105,17 @@ class GgufSource:
             return None
         stored = self.stored_dtype(dtype)
         name = self._name(stored.name)
-        kept = self._store.find(name)
-        if kept is not None:
-            return kept  # without a look at the file
+        folder = self._store.find(name)
+        if folder is not None:
+            return folder  # without a look at the file
         logger.info("converting %s to %s; this happens once", self._path, stored.name)
         num_bytes = self._model.num_elements * stored.itemsize + _TEXT_BYTES
         return self._store.make(name, num_bytes, functools.partial(self._write_model, dtype=stored))
 
     def decoder(self, dtype: str) -> DecoderModel:
         """Return the model with weights of 16 or 32 bits; "auto" is the file's own dtype."""
-        kept, wanted = self.folder(dtype), self.stored_dtype(dtype)
-        pages = None if kept is None else self._mapped(kept)
+        folder, wanted = self.folder(dtype), self.stored_dtype(dtype)
+        pages = None if folder is None else self._mapped(folder)
         arrays = self.weights(dtype) if pages is None else pages.arrays
         return self._decoder(split_experts(arrays, self._architecture), pages, wanted)
 
@@ -195,19 +195,19 @@ class GgufSource:
         assert architecture is not None
         return architecture
 
-    def _mapped(self, kept: Path) -> MappedWeights:
-        with self._explained(kept):
-            return MappedWeights(kept / "model.safetensors")
+    def _mapped(self, folder: Path) -> MappedWeights:
+        with self._explained(folder):
+            return MappedWeights(folder / "model.safetensors")
 
     @contextlib.contextmanager
-    def _explained(self, kept: Path) -> Iterator[None]:
+    def _explained(self, folder: Path) -> Iterator[None]:
         """Turn any error of reading a kept folder into one line."""
         try:
             yield
         except (OSError, ValueError, LookupError, TypeError) as error:
             if is_shortage(error):
                 raise
-            raise GgufError(f"has damaged converted weights; delete the folder {kept}") from error
+            raise GgufError(f"has damaged converted weights; delete the folder {folder}") from error
 
     def weights(self, dtype: str) -> dict[str, Array]:
         """Return all weights by the names of transformers' modules, read into memory."""

@@ -115,10 +115,10 @@ def _acceptance(row: RowSummary) -> Line | None:
     return Line(row.row, "", shares=shares) if shares else None
 
 
-def _latency(row: RowSummary, found: Percentiles | None) -> Line | None:
-    if found is None:
+def _latency(row: RowSummary, percentiles: Percentiles | None) -> Line | None:
+    if percentiles is None:
         return None
-    p50, p90, p99 = (1e3 * value for value in (found.p50, found.p90, found.p99))
+    p50, p90, p99 = (1e3 * value for value in (percentiles.p50, percentiles.p90, percentiles.p99))
     words = " / ".join(f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" for ms in (p50, p90, p99))
     marks = (Bar(end, colour, kind="mark") for end, colour in ((p50, GAIN), (p90, SECOND), (p99, LOSS)))
     return Line(row.row, f"{words} ms", ((Bar(p99, FIFTH, p50, "line"), *marks),))

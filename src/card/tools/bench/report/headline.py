@@ -73,21 +73,21 @@ def _fastest(run: Run, pair: str, name: str, speedups: Mapping[str, Spread], tab
     return f"With {pair}, {name}{inexact} {verb}{among} {scope}: {_times(speed)} the speed of {plain} ({detail})."
 
 
-def _winner(run: Run, workload: str, own: Spread | None, others: _Table) -> str:
-    """Return the methods that were faster than ``own`` there, in words; empty if none was."""
+def _winner(run: Run, workload: str, spread: Spread | None, others: _Table) -> str:
+    """Return the methods that were faster than ``spread`` there, in words; empty if none was."""
     faster = [
         (one[workload], name)
         for name, one in others.items()
-        if workload in one and (own is None or one[workload].median > own.median)
+        if workload in one and (spread is None or one[workload].median > spread.median)
     ]
     if not faster:
         return ""
     speedup, name = max(faster, key=lambda one: one[0].median)
     winner = f"{name} {_times(speedup.median)}{'' if run.facts_of(name).is_exact else ', not exact'}"
-    if own is None:
+    if spread is None:
         return winner
-    scatter = ", within the scatter of the repeats" if speedup.least <= own.most else ""
-    return f"{winner}, it {_times(own.median)}{scatter}"
+    scatter = ", within the scatter of the repeats" if speedup.least <= spread.most else ""
+    return f"{winner}, it {_times(spread.median)}{scatter}"
 
 
 def _slower_workloads(below: Mapping[str, Spread], num_workloads: int) -> str:

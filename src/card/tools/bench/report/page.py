@@ -24,11 +24,11 @@ def render(summaries: Summaries) -> str:
     names = dict.fromkeys(pair.name for run, _ in summaries for pair in run.pairs)
     return template.render(
         title=f"Measured: {', '.join(names)}",
-        runs=[_told(run, rows, f"run {run.run_id}" if len(summaries) > 1 else "") for run, rows in summaries],
+        runs=[_facts_of_run(run, rows, f"run {run.run_id}" if len(summaries) > 1 else "") for run, rows in summaries],
     )
 
 
-def _told(run: Run, rows: Sequence[RowSummary], title: str) -> dict[str, Any]:
+def _facts_of_run(run: Run, rows: Sequence[RowSummary], title: str) -> dict[str, Any]:
     """Return the figures of a run for the page; it has a title where there are several runs."""
     by_workload = groupby(rows, key=lambda row: (row.pair, row.workload))
     return {
