@@ -41,15 +41,14 @@ demo: $(CORE_STAMP) ## set up what text and the server need, then generate with 
 	$(BIN)/card demo
 
 test: ## set up everything, then check format, lint, types and run the tests, in a process for each core and eight at most: those of the core without PyTorch
-	$(MAKE) -j 2 $(STAMP) set-up-core PYTHONS=$(PYTHON)
-	$(MAKE) style
-	$(MAKE) -k -j 3 types beside-core core-beside PYTHONS=$(BIN)/python
+	$(MAKE) -k -j 3 types beside-core core-beside PYTHONS=$(PYTHON)
 
 # Collecting compiles two thousand modules: done once before, as all processes would do it at the same time.
-collected: $(STAMP)
+collected: style
 	$(BIN)/python -m pytest -qq --collect-only > /dev/null || true
 
-core-beside: collected
+# In a new clone the core's tests begin while PyTorch is being installed, which leaves one core idle for a minute.
+core-beside: $(if $(wildcard $(STAMP)),collected)
 	$(MAKE) test-core
 
 beside-core: collected
@@ -124,13 +123,13 @@ test-arm: ## unpack an ARM system, then run integer passes in it under qemu-aarc
 bench-peers: $(STAMP) ## set up other engines apart, then measure ours beside them (ARGS="--help" lists options; hours on two cores)
 	$(BIN)/python benchmarks/peers/run.py $(ARGS)
 
-lint: style types ## set up, then check format, lint and types
+lint: types ## set up, then check format, lint and types
 
 style: $(STAMP)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 
-types: $(STAMP)
+types: style
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays

@@ -82,7 +82,7 @@ case "$*" in *venv*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python";; esac
 case " $* " in *" $FAULT "*) exit 1;; esac
 """
 STYLE = [".venv/bin ruff format", ".venv/bin ruff check"]
-TYPES, BESIDE = ".venv/bin mypy", ".venv/bin pytest"  # the latter twice: it collects before, for the core too
+TYPES, COLLECT, BESIDE = ".venv/bin mypy", ".venv/bin pytest --collect-only", ".venv/bin pytest"
 CORE = ".venv-core-3.11/bin pytest"
 
 
@@ -93,7 +93,7 @@ def done_by(folder: Path, fault: str) -> tuple[list[str], int]:
     command = ["make", "test", "PYTHON=./python"]
     ran = subprocess.run(command, cwd=folder, env={**kept, "FAULT": fault}, capture_output=True, check=False)
     lines = (folder / "log").read_text().splitlines()
-    return [" ".join(re.findall(r"^\S+|(?<= -m )(?:ruff )?\w+", line)) for line in lines], ran.returncode
+    return [" ".join(re.findall(r"^\S+|(?<= -m )(?:ruff )?\w+|--collect-only", line)) for line in lines], ran.returncode
 
 
 @pytest.fixture
@@ -109,13 +109,18 @@ def test_each_part_of_make_test_runs_whatever_the_others_say_once_the_style_hold
     first, status = done_by(clone, "none")
     assert status == 0
     set_up = [". venv", ". venv", ".venv-core-3.11/bin pip", ".venv/bin pip"]
-    assert sorted(first[:4]) == set_up, "both environments, once each"
-    assert first[4:6] == STYLE and sorted(first[6:]) == sorted([TYPES, BESIDE, BESIDE, CORE])
-    assert first.index(TYPES) < first.index(CORE), "no more than two at once"
-    assert first.index(BESIDE) < first.index(CORE), "modules are compiled before tests begin"
+    tests = [TYPES, COLLECT, BESIDE, CORE]
+    assert sorted(first) == sorted([*set_up, *STYLE, *tests]), "both environments, once each"
+    assert first.index(COLLECT) < first.index(BESIDE), "modules are compiled before tests begin"
     for fault in ("mypy", "--beside-core", "tests/test_without_torch.py"):
         parts, status = done_by(clone, fault)
         assert status != 0, fault
-        assert sorted(parts) == sorted([*STYLE, TYPES, BESIDE, BESIDE, CORE]), "what is set up stays"
+        assert parts[:2] == STYLE and sorted(parts[2:]) == sorted(tests), "what is set up stays"
+        assert parts.index(COLLECT) < min(parts.index(BESIDE), parts.index(CORE))
     parts, status = done_by(clone, "format")
     assert status != 0 and parts == STYLE[:1]
+
+
+def test_in_a_new_clone_the_cores_tests_do_not_wait_for_pytorch(clone: Path) -> None:
+    parts, status = done_by(clone, ".[dev]")
+    assert status != 0 and CORE in parts and not {*STYLE, TYPES, COLLECT, BESIDE} & {*parts}

@@ -131,7 +131,7 @@ def leaves_nothing(alone: Alone, impatient: None) -> Iterator[None]:
 
 
 @sizes(150)
-@pytest.mark.parametrize("drop", [pytest.param(0.0, id="disorder"), pytest.param(0.2, id="losses")])
+@pytest.mark.parametrize("drop", [pytest.param(0.0, id="disorder", marks=LONG), pytest.param(0.2, id="losses")])
 def test_a_failing_target_and_a_treacherous_drafter_change_no_text(num_requests, drop):
     rng = random.Random(1)
     world = UnreliableWorld(rng, Faults(seed=2, drop=drop, duplicate=0.2, max_delay=3))

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.skipif(
     REASON is not None or not PRODUCT.has_unsigned_weights or PRODUCT.most_rows < 16,
     reason=str(REASON or "the unit stands beside VNNI's products of 16 rows"),
 )
-MANY = 165
 FORMATS = [form.name for form in BLOCK_FORMATS.values() if form.shape.bits < 8]
 
 
@@ -128,12 +127,14 @@ def rows(num_rows: int, width: int) -> np.ndarray:
 def test_expanded_blocks_have_the_products_of_vector_instructions(name, unit, monkeypatch) -> None:
     form = next(one for one in BLOCK_FORMATS.values() if one.name == name)
     linear = block_linear(pack_blocks(random_blocks(form, 48, 256), form), form, 48)
-    x = rows(MANY, 256)
     name, size = f"made_up_{form.product}", expanded_tiles.expanded_bytes(form.shape)
     made = expanded_tiles.expander_of(name, form.shape), expanded_tiles.expanded_multiplier_of(name, form.shape)
     monkeypatch.setattr(formats, "expanding", lambda _: (*made, size))
-    assert np.array_equal(multiply_rows(x, linear), multiply_rows(x, linear, expands=False))
-    assert unit.num_products == form.shape.parts * 256 // 64 * 3 * 11  # of parts, panels and tiles
+    monkeypatch.setattr(expanded_tiles, "EXPANDED_ROWS", 17)
+    for num_rows in (17, 64, 165):  # tiles of 8 and 9, of 16, of 15
+        x, unit.num_products = rows(num_rows, 256), 0
+        assert np.array_equal(multiply_rows(x, linear), multiply_rows(x, linear, expands=False))
+        assert unit.num_products == form.shape.parts * 256 // 64 * 3 * -(-num_rows // 16)  # of parts, panels and tiles
 
 
 @pytest.mark.parametrize("num_rows", [5, 6, 9, 16])

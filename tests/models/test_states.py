@@ -21,7 +21,6 @@ from card.machine.threads import integer_passes_on
 from card.models.protocol import Extension, Recurrent, Stateful
 from card.models.recording_runner import RecordingRunner
 from card.models.runners import how_it_runs, plain_runner
-from tests.every_kind import each_kind, printed_by
 from tests.reaching_in import cache_of, interrupt_passes
 from tests.recordings import (
     AROUND_LANDMARK,
@@ -321,9 +320,3 @@ def digest() -> str:
     sums.update(np.ascontiguousarray(runner.forward([Extension(slot, [9], [71])])[0]).tobytes())
     runner.close(slot)
     return sums.hexdigest()
-
-
-@pytest.mark.timeout(240)
-@each_kind
-def test_every_kind_of_kernel_computes_the_same_bits(kind: str) -> None:
-    assert printed_by(kind, "from tests.models.test_states import digest; print(digest())") == digest()

@@ -37,6 +37,7 @@ class PackedLinear:
         return LinearEntry.pack(
             {
                 "multiplier": formats.multiplier(self.product).address,
+                "expands_from": machine_code("expanded_tiles").EXPANDED_ROWS if expander else 0,
                 "expander": expander.address if expander else 0,
                 "expanded": expanded.address if expanded else 0,
                 "expanded_bytes": expanded_bytes,

@@ -22,7 +22,7 @@ from card.models.files.gguf.source import GgufSource
 from card.models.files.mapped_weights import MappedWeights
 from card.models.files.places import hub_file
 from card.models.files.sources import Source, explained, find_source, quiet
-from card.models.files.weight_files import weight_files
+from card.models.files.weight_files import tensor_shapes, weight_files
 from card.models.fingerprint import target_difference
 from card.models.loaded_model import LoadedModel
 from card.models.names import OWN_BLOCK
@@ -216,6 +216,7 @@ def _read_head(source: Source, target: ExactRunner, dtype: str) -> EagleHead:
         except BlockError as error:
             raise BlockError(in_file_words(str(error))) from None
     facts = read_facts(folder)
+    tensor_shapes(folder)  # tells which file is cut off or damaged
     files = tuple(MappedWeights(file) for file in weight_files(folder))
     tensors = {name: array for file in files for name, array in file.arrays.items()}
     if not files:

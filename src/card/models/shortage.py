@@ -55,7 +55,7 @@ def _stored_bytes(name: str) -> int:
 
 def _kv_bytes(name: str, max_model_len: int) -> int:
     """Return about what the KV of the longest text takes, in 16 bits; 0 if no config.json tells."""
-    with contextlib.suppress(ModelError, OSError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(ModelError, OSError, KeyError, ValueError, TypeError, AttributeError):
         place = local_model(name)
         config: Any = raw_config(place) if place is not None and place.is_dir() else None
         heads = config["num_attention_heads"]

@@ -41,15 +41,21 @@ TASK = ProgramTask("Add one.", ("assert f(1) == 2", "assert f(2) == 4"))
         ("```\ndef f(x):\n    return 2 * x", "11"),  # cut off
         ("def f(x): return 2 * x", "11"),
         ("I cannot.", "00"),
-        ("```python\ndef f(x):\n    while True: pass\n```", "00"),
         ("```python\nimport sys\ndef f(x): sys.exit()\n```", "00"),
         ("```python\nprint('11')\n```", "00"),
     ],
 )
-def test_the_outcome_is_which_tests_the_first_block_passes(
-    answer: str, outcome: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_outcome_is_which_tests_the_first_block_passes(answer: str, outcome: str) -> None:
     assert TASK.outcome(answer) == outcome
+
+
+def test_a_program_that_does_not_end_fails_what_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limit, strict = f"CPU_SECONDS = {fence.CPU_SECONDS} ", tmp_path / "fence.py"
+    source = Path(fence.__file__).read_text("utf-8")
+    assert limit in source
+    strict.write_text(source.replace(limit, "CPU_SECONDS = 1 "))
+    monkeypatch.setattr(programs.fence, "__file__", str(strict))
+    assert TASK.outcome("```python\ndef f(x):\n    while True: pass\n```") == "00"
 
 
 def test_a_program_is_whole_once_its_block_is_closed() -> None:

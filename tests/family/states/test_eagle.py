@@ -110,6 +110,25 @@ def test_a_gguf_file_that_does_not_fit_is_refused_in_a_line(target: str, tmp_pat
     assert file in str(caught.value)
 
 
+@pytest.mark.parametrize("length", [0, 5000])
+def test_a_head_whose_weights_are_cut_off_is_told_as_such(target: str, tmp_path: Path, length: int) -> None:
+    folder = Path(random_of("SafeAILab").save(tmp_path / "head"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:length])
+    with pytest.raises(ModelError, match=r"cannot draft .*model\.safetensors.*(cut off|damaged)") as caught:
+        LLM(target, str(folder), dtype="float32", max_model_len=64)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", ["is cut off, or no file as torch.save", "something else than tensors by name"])
+def test_a_pickle_without_tensors_is_refused_in_a_line(target: str, tmp_path: Path, words: str) -> None:
+    folder = Path(random_of("SafeAILab").save(tmp_path / "head"))
+    (folder / "model.safetensors").unlink()
+    torch.save([1, 2], folder / "pytorch_model.bin", _use_new_zipfile_serialization="cut off" not in words)
+    with pytest.raises(ModelError, match=f"its pytorch_model.bin .*{words}"):
+        LLM(target, str(folder), dtype="float32", max_model_len=64)
+
+
 class Harmful:
     """What a pickle runs when it is read."""
 

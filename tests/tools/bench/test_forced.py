@@ -59,6 +59,16 @@ def test_each_candidate_is_accepted_with_the_set_chance_whatever_the_target_choo
         assert sum(count >= depth for count in counts) / reached == pytest.approx(0.6, abs=0.05)
 
 
+def test_a_refused_candidate_does_not_come_back_as_the_targets_own_token() -> None:
+    chosen, likely = 5, 3
+    logits = torch.zeros(1 + len(TREE), 10)
+    logits[:, chosen], logits[:, likely] = 2.0, 1.0
+    seen = Verification(TREE, logits, [chosen] * (1 + len(TREE)), 0)
+    assert ForcedAcceptance(0.0, 1).decide(seen).next_id == likely, "the likeliest other token"
+    logits[:, [idx for idx in range(10) if idx != chosen]] = -torch.inf
+    assert ForcedAcceptance(0.0, 1).decide(seen).next_id == chosen, "but none that is ruled out"
+
+
 def test_the_coins_follow_from_the_seed() -> None:
     assert accepted_counts(0.5, 3) == accepted_counts(0.5, 3) != accepted_counts(0.5, 4)
 
@@ -80,9 +90,13 @@ def test_a_rate_that_is_no_chance_is_refused() -> None:
         ForcedAcceptance(1.5, 0)
 
 
-def on_experts(rate: float) -> tuple[list[int], list[Outcome], RoutedTable]:
-    """Return what forced acceptance writes on a toy with experts under a policy that takes turns, and its rounds."""
-    target, draft = (RoutedTable(idx, vocab_size=200, max_model_len=700, num_tree_rows=64) for idx in (0, 1))
+def on_experts(rate: float, draft_seed: int = 1) -> tuple[list[int], list[Outcome], RoutedTable, TunedPolicy]:
+    """Return what forced acceptance writes on a toy with experts under a policy that takes turns, and its rounds.
+
+    Args:
+        draft_seed: 0: the draft model is the target, so that all its candidates are the target's own tokens.
+    """
+    target, draft = (RoutedTable(seed, vocab_size=200, max_model_len=700, num_tree_rows=64) for seed in (0, draft_seed))
     target.seconds_of = 1e-2, 2e-4, 1e-4  # on its own clock, which no drafter moves
     cost = measure_pass_cost(target, clock=target.clock, time_limit_s=100.0)
     drafter = PassCost(((1, 1e-4), (64, 1e-3)))
@@ -93,12 +107,12 @@ def on_experts(rate: float) -> tuple[list[int], list[Outcome], RoutedTable]:
     link = link_here("inline", BeamWriter(draft), clock=target.clock)
     engine = Engine(worker, link, policy=policy, clock=target.clock)
     text, _ = run_all(engine, {0: [make_request(0, params=GREEDY.replace(max_tokens=600))]})[0]
-    return text, rounds, target
+    return text, rounds, target, policy
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.6, 0.8])
 def test_on_experts_drafts_are_forced_as_often_as_set_and_no_pass_reads_an_expert_twice(rate: float) -> None:
-    text, rounds, target = on_experts(rate)
+    text, rounds, target, _ = on_experts(rate)
     seen = [one for outcome in rounds for one in outcome.result.verified]
     reached = sum(min(len(one.offer), len(one.accepted) + 1) for one in seen)
     assert reached > 0
@@ -111,8 +125,14 @@ def test_on_experts_drafts_are_forced_as_often_as_set_and_no_pass_reads_an_exper
     assert on_experts(rate)[0] == text, "the coins and the clock decide"
 
 
+@pytest.mark.parametrize("draft_seed", [0, 1])
+def test_the_policy_believes_the_coins_even_where_the_draft_is_always_right(draft_seed: int) -> None:
+    _, _, _, policy = on_experts(0.8, draft_seed)
+    assert policy.agreement == pytest.approx(0.8, abs=0.04)
+
+
 def test_on_experts_a_text_without_accepted_drafts_is_the_targets_own() -> None:
-    text, _, target = on_experts(0.0)
+    text, _, target, _ = on_experts(0.0)
     assert (text, "length") == plain(target, params=GREEDY.replace(max_tokens=600))
 
 

@@ -73,8 +73,9 @@ def fit_ridge(states: Tensor, labels: Tensor, ridge: float) -> tuple[Tensor, flo
 
 def area_under_roc(scores: Tensor, labels: Tensor) -> float:
     """Return the chance that a positive example has a higher score than a negative one; ties count half."""
-    differences = scores[labels][:, None] - scores[~labels][None, :]
-    return float(((differences > 0).double() + 0.5 * (differences == 0).double()).mean())
+    negative = scores[~labels].sort().values
+    below, at_most = (torch.searchsorted(negative, scores[labels], right=right) for right in (False, True))
+    return float((below + at_most).double().mean()) / (2 * len(negative))
 
 
 def area_range(scores: Tensor, labels: Tensor, group_idx: Tensor) -> tuple[float, float]:

@@ -19,7 +19,11 @@ from card.kernels.jit.matrix_unit import MATRIX_ROWS, around_tiles, products
 from card.kernels.jit.object_code import Builder, ObjectCode, Value
 from card.kernels.jit.tiles import MOST_ROWS, PRODUCT, Format, Group, call_at, in_register, multiplier_of
 from card.kernels.jit.vectors import FLOATS, INT, LANES, VOID, loop, moved, operation, read, write
+from card.machine.processor import kernel_kind
 
+# Rows from which on it pays (benchmarks/LOG.md): to expand costs what about 8 rows cost. Vector instructions then save
+# an eighth, and nothing at four tiles; the matrix unit, which multiplies expanded panels alone, saves a third.
+EXPANDED_ROWS = (2 if kernel_kind() == "amx" else 7) * MOST_ROWS + 1
 _FACTOR_BYTES = 4 * LANES
 _ARGUMENTS = 5
 

@@ -62,7 +62,6 @@ _LARGEST = np.float32(127.0)
 _LEAST_SCALE = np.float32(1e-30)  # of a channel of zeros, whose integers are zeros, too
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _ZERO = 128  # weights are unsigned bytes around this
-_MANY_TILES = 7  # with more, weights are expanded first: at four tiles that costs what it saves (LOG.md)
 _FOUR = 4 * PANEL  # bytes from four weights of a channel to the next four
 # The polynomial of Cephes' logf, between the roots of 1/2 and 2.
 _L0, _L1, _L2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)
@@ -292,7 +291,7 @@ def expanded_panels(linear: LinearEntry, num_rows: int, start: int, stop: int, n
     Returns:
         Their address for `multiply_tile`; 0 if they are multiplied as they are stored, as without a room (0).
     """
-    if room == 0 or num_rows <= _MANY_TILES * MOST_ROWS or linear.expander == 0:
+    if room == 0 or linear.expands_from == 0 or num_rows < linear.expands_from:
         return 0
     first = linear.panels + start * linear.panel_bytes
     expand_panels(linear.expander, first, linear.panel_bytes, stop - start, num_groups, room)

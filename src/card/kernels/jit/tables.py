@@ -21,7 +21,10 @@ class LinearEntry(Struct):
     channel_scales: int = place("a float for each output channel")
     biases: int = place("a float for each output channel")
     takes: int = place("AS_BYTES or AS_FLOATS")
-    expander: int = place("the code that expands its weights for many rows; 0: they are multiplied as they are")
+    expands_from: int = place(
+        "rows from which on its weights are expanded for them; 0: they are multiplied as they are"
+    )
+    expander: int = place("the code that expands them")
     expanded: int = place("the code that multiplies by these")
     expanded_bytes: int = place("bytes of a group of an expanded panel")
 

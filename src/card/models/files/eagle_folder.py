@@ -56,8 +56,8 @@ def is_eagle_folder(folder: Path) -> bool:
         return True
     try:
         names = tensor_shapes(folder)
-    except (OSError, ValueError):  # a damaged file: the loader of models tells what is wrong
-        return False
+    except (OSError, ValueError):  # a damaged file: the loader of heads, or of models, tells what is wrong
+        names = None
     if names is None:
         return _SUBSET in config
     return FC in names and any(prefix + STATE_NORM in names for prefix in LAYER_PREFIXES)

@@ -24,6 +24,8 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts")  # fields that count the e
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "top_k_experts")  # and those that a token takes
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..+)")  # names of weights that one expert has
 _MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it
+_MOST_NESTED = 100  # objects and lists inside each other in config.json; Python copies no more than some hundreds
+_TOO_DEEP = f"its config.json is nested too deeply, at most {_MOST_NESTED} levels are possible; download it again"
 
 # What layers that draft are called, which no pass here runs; others are numbered behind the last layer.
 _DRAFTERS = re.compile(r"(^|\.)(mtp|nextn|eagle|medusa)\w*\.")
@@ -37,11 +39,13 @@ class FolderError(ValueError):
 
 
 def raw_config(folder: Path) -> Any:
-    """Return what config.json has; None if it cannot be read."""
+    """Return what config.json has; None if it cannot be read. Raises: FolderError if no reader could follow it."""
     try:
         return json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None
+    except RecursionError:
+        raise FolderError(_TOO_DEEP) from None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -87,7 +91,7 @@ def check_counts(config: Any, shapes: Shapes | None = None) -> None:
 
     Args:
         shapes: of the weights, if they are known: there is a tensor of each layer.
-    Raises: FolderError that names the field.
+    Raises: FolderError that names the field, or tells that they are nested too deeply.
     """
     inner = config.get("text_config") if isinstance(config, dict) else None
     if inner is not None and not isinstance(inner, dict):
@@ -173,12 +177,13 @@ def _paths(name: str) -> tuple[PurePosixPath, PureWindowsPath]:
 
 
 def _numbers(config: Any) -> Iterator[tuple[str, float]]:
-    """Yield every number that has a name, at any depth."""
-    waiting = [config]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting.extend(one)
-        if isinstance(one, dict):
-            waiting.extend(one.values())
+    """Yield every number that has a name, at any depth. Raises: FolderError if it is nested too deeply."""
+    level = [config]
+    for _ in range(_MOST_NESTED):
+        objects = [one for one in level if isinstance(one, dict)]
+        for one in objects:
             yield from ((name, value) for name, value in one.items() if isinstance(value, int | float))
+        level = [inner for one in level if isinstance(one, list) for inner in one]
+        level += [inner for one in objects for inner in one.values()]
+    if any(isinstance(one, dict | list) for one in level):
+        raise FolderError(_TOO_DEEP)
