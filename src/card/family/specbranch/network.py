@@ -163,9 +163,8 @@ class HRad:
         probabilities = self.probabilities(values)
         if self._is_obeyed:
             return {ALL_REJECTED: 1.0, ALL_ACCEPTED: 0.0}.get(int(probabilities.argmax()), self._usual)
-        predicted = float(log_odds(probabilities)) - self.evidence.mean
-        odds = math.log(self._usual / (1.0 - self._usual)) - self.evidence.weight * predicted
-        return 0.5 + 0.5 * math.tanh(0.5 * odds)  # the logistic function, which does not overflow
+        odds = self.evidence.weight * (float(log_odds(probabilities)) - self.evidence.mean)
+        return 0.5 + 0.5 * math.tanh(0.5 * (math.log(self._usual / (1.0 - self._usual)) - odds))  # without overflow
 
     def probabilities(self, features: Floats) -> Floats:
         """Return the chance of each of CLASSES, [..., 3] float32.

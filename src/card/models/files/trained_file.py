@@ -48,12 +48,9 @@ class TrainedFile:
             raise ModelError(f"the {self.kind} cannot be written to {path}: {error}") from error
 
     def load(self, path: str | Path, make: Callable[[Mapping[str, str], dict[str, Array]], T], besides: str = "") -> T:
-        """Return what ``make`` makes of the facts and arrays of a file.
+        """Return what ``make`` makes of a file's facts and arrays; ``besides`` says what else may be done without one.
 
-        Args:
-            besides: what else may be done where there is no file.
-        Raises: ModelError for a file that is missing, cut off, of another kind, has NaN or infinity, or lacks what
-            ``make`` needs.
+        Raises: ModelError for one that is missing, cut off, of another kind, not finite, or lacks what ``make`` needs.
         """
         if not Path(path).is_file():
             raise ModelError(f"there is no file {path}; train a {self.kind} with {self.command}{besides}")
