@@ -9,6 +9,7 @@ import pytest
 from card.errors import SettingsError
 from card.family.judges.programs import read_tasks
 from tests.benchmarks.scripts import lines_of
+from tests.benchmarks.test_results import RESULTS, rows_of
 
 
 @pytest.fixture
@@ -96,3 +97,13 @@ def test_the_table_leaves_out_questions_that_a_judge_has_not_answered(bench):
 def test_data_without_a_file_is_refused(bench):
     with pytest.raises(SettingsError, match="NAME=FILE"):
         bench["judges"].read_batches(["gsm8k"], 1, 1)
+
+
+def test_the_table_of_programs_is_that_of_its_lines(bench):
+    heading = "| judge | tokens a pass | passes | kept against the target | all tests passed | same tests as exact |"
+    told = [
+        [f"{row.tokens_per_pass:.2f}", str(row.num_passes), f"{row.num_lenient} of {row.num_tokens:,} tokens"]
+        + [str(share).replace("%", " %") for share in (row.solved, row.same)]
+        for row in bench["judges"].summarise(lines_of(RESULTS / "judges_programs.jsonl"))
+    ]
+    assert [cells for _, *cells in rows_of("src/card/family/judges/README.md", heading)] == told and len(told) > 1

@@ -234,6 +234,9 @@ def test_a_damaged_file_is_refused(reward: str, tmp_path: Path) -> None:
         (without_ends, facts, "damaged: 'ends'"),
         (arrays, {**facts, "format": "card-judge-1"}, "is no reward .card-reward-1."),
         (arrays, {**facts, "bias": "much"}, "damaged"),
+        (arrays, {**facts, "bias": "nan"}, "damaged: .* its bias nan; a knob is"),
+        (arrays, {**facts, "usual": "7"}, "damaged: its usual knob is 7, its bias 0; a knob is from 0 to 1"),
+        ({**arrays, "weights": arrays["weights"] * np.nan}, facts, "damaged: its weights has NaN or infinity; train"),
     ):
         save_file(contents, path, told)
         with pytest.raises(ModelError, match=reason):

@@ -264,6 +264,40 @@ def test_what_is_no_predictor_is_refused_in_one_line(tmp_path: Path) -> None:
         random_hrad(facts_of(make_runner("own pass"))).save(tmp_path / "nowhere" / "file.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("evidence_weight", "nan", "weight=nan"),
+        ("evidence_weight", "-1", "weight=-1"),
+        ("evidence_mean", "inf", "mean=inf"),
+        ("std", torch.zeros(128), "deviation, 0, is out of range"),
+        ("mean", torch.full((128,), math.nan), "its mean has NaN or infinity"),
+        ("0.bias", torch.zeros(16, 1), "no network from 128 inputs to 3 scores"),
+    ],
+)
+def test_a_predictor_with_numbers_that_make_no_sense_is_refused(
+    name: str, value: str | Tensor, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "file.safetensors"
+    random_hrad(facts_of(make_runner("own pass"))).save(path)
+    with safe_open(path, "pt") as file:
+        facts, tensors = file.metadata(), load_file(path)
+    if isinstance(value, str):
+        facts[name] = value
+    else:
+        tensors[name] = value
+    save_file(tensors, path, facts)
+    with pytest.raises(ModelError, match=f"file.safetensors is damaged: .*{reason}"):
+        HRad.load(path)
+
+
+def test_evidence_of_any_size_moves_the_branch_point_and_fails_no_pass() -> None:
+    runner = make_runner("own pass")
+    hrad = random_hrad(facts_of(runner), evidence=Evidence(weight=1e6))
+    hrad.attach(runner, 0.7)
+    assert hrad.branch_below(own_features(CHAIN, NUM_LAYERS)[3], 5) in (0.0, 1.0)
+
+
 def test_layers_that_do_not_fit_are_refused() -> None:
     facts = facts_of(make_runner("own pass"))
     ones = torch.ones(facts.num_inputs)

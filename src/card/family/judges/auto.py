@@ -24,8 +24,6 @@ from card.models.runner import RowRunner
 
 AUTO_WISH = FeatureWish((FINAL,), "logits")
 
-_LEAST_SCORE = -700.0  # a float can represent its exponential
-
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
@@ -81,7 +79,10 @@ class AutoJudge:
         weights = arrays["weights"].astype(np.float32)
         if weights.shape != (pair.width,):
             raise ValueError(f"it has weights of shape {list(weights.shape)} for states of width {pair.width}")
-        return cls(weights, float(facts["bias"]), usual=float(facts["usual"]), pair=pair, knob=knob)
+        bias, usual = float(facts["bias"]), float(facts["usual"])
+        if not (math.isfinite(bias) and 0.0 <= usual <= 1.0):
+            raise ValueError(f"its usual knob is {usual:g}, its bias {bias:g}; a knob is from 0 to 1, a bias finite")
+        return cls(weights, bias, usual=usual, pair=pair, knob=knob)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
         """Write the judge as safetensors; ``figures`` are its quality, by name. Raises: ModelError if that fails."""
@@ -103,4 +104,4 @@ class AutoJudge:
     def importance(self, features_row: Floats) -> float:
         """Return the probability that a mismatch is important, from the state [D] at the draft's token."""
         score = float(self.weights @ features_row) + self.bias
-        return 1.0 / (1.0 + math.exp(-score)) if score > _LEAST_SCORE else 0.0
+        return 0.5 + 0.5 * math.tanh(0.5 * score)  # the logistic function, which does not overflow

@@ -89,9 +89,9 @@ class HRad:
         Raises: ModelError if the shapes do not fit.
         """
         widths = [facts.num_inputs, *(len(bias) for _, bias in layers)]
-        shapes = [list(weight.shape) for weight, _ in layers]
-        wanted = [[out, into] for into, out in itertools.pairwise(widths)]
-        if shapes != wanted or widths[-1] != len(CLASSES) or not len(mean) == len(std) == widths[0]:
+        shapes = [list(one.shape) for layer in layers for one in layer]
+        wanted = [shape for into, out in itertools.pairwise(widths) for shape in ([out, into], [out])]
+        if shapes != wanted or widths[-1] != len(CLASSES) or not mean.shape == std.shape == (widths[0],):
             raise ModelError(
                 f"layers of shapes {shapes} with {len(mean)} means and {len(std)} deviations are no network from"
                 f" {widths[0]} inputs to {len(CLASSES)} scores"
@@ -111,9 +111,10 @@ class HRad:
     def _of(cls, facts: Mapping[str, str], arrays: dict[str, Array]) -> HRad:
         stored = {name: array.astype(np.float32) for name, array in arrays.items()}
         numbers: dict[str, Any] = {one.name: int(facts[one.name]) for one in fields(HRadFacts)[:-1]}
-        num_layers = sum(name.endswith(".weight") for name in stored)
-        layers = [(stored[f"{i}.weight"], stored[f"{i}.bias"]) for i in range(num_layers)]
+        layers = [(stored[f"{i}.weight"], stored[f"{i}.bias"]) for i in range(sum(".weight" in one for one in stored))]
         evidence = Evidence(float(facts["evidence_weight"]), float(facts["evidence_mean"]))
+        if not (0.0 <= evidence.weight < math.inf and math.isfinite(evidence.mean) and (stored["std"] > 0.0).all()):
+            raise ValueError(f"{evidence} or the least deviation, {stored['std'].min():g}, is out of range")
         return cls(HRadFacts(**numbers, draft=facts["draft"]), layers, stored["mean"], stored["std"], evidence)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
@@ -162,9 +163,8 @@ class HRad:
         probabilities = self.probabilities(values)
         if self._is_obeyed:
             return {ALL_REJECTED: 1.0, ALL_ACCEPTED: 0.0}.get(int(probabilities.argmax()), self._usual)
-        predicted = float(log_odds(probabilities)) - self.evidence.mean
-        odds = math.log(self._usual / (1.0 - self._usual)) - self.evidence.weight * predicted
-        return 1.0 / (1.0 + math.exp(-odds))
+        odds = self.evidence.weight * (float(log_odds(probabilities)) - self.evidence.mean)
+        return 0.5 + 0.5 * math.tanh(0.5 * (math.log(self._usual / (1.0 - self._usual)) - odds))  # without overflow
 
     def probabilities(self, features: Floats) -> Floats:
         """Return the chance of each of CLASSES, [..., 3] float32.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from card.errors import ModelError
 from card.kernels.number_types import Array
 from card.machine.memory import is_shortage
@@ -46,11 +48,9 @@ class TrainedFile:
             raise ModelError(f"the {self.kind} cannot be written to {path}: {error}") from error
 
     def load(self, path: str | Path, make: Callable[[Mapping[str, str], dict[str, Array]], T], besides: str = "") -> T:
-        """Return what ``make`` makes of the facts and arrays of a file.
+        """Return what ``make`` makes of a file's facts and arrays; ``besides`` says what else may be done without one.
 
-        Args:
-            besides: what else may be done where there is no file.
-        Raises: ModelError for a file that is missing, cut off, of another kind, or lacks what ``make`` needs.
+        Raises: ModelError for one that is missing, cut off, of another kind, not finite, or lacks what ``make`` needs.
         """
         if not Path(path).is_file():
             raise ModelError(f"there is no file {path}; train a {self.kind} with {self.command}{besides}")
@@ -63,6 +63,8 @@ class TrainedFile:
         if file.facts.get("format") != self.format:
             raise ModelError(f"{path} is no {self.kind} ({self.format}); give a file that {self.command} wrote")
         try:
+            if wrong := [name for name, array in file.arrays.items() if not np.isfinite(array).all()]:
+                raise ValueError(f"its {wrong[0]} has NaN or infinity")
             return make(file.facts, file.arrays)
         except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
             if is_shortage(error):
