@@ -1,4 +1,4 @@
-"""A config.json that is nested more deeply than Python follows is refused by the name of the file."""
+"""A config.json that is no object, or nested too deeply, is refused by the name of the file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from card import LLM
 from card.errors import ModelError
 from card.models.files.sources import find_source
 
@@ -24,9 +25,17 @@ def test_a_config_that_is_nested_too_deeply_is_refused_by_the_name_of_the_file(t
         find_source(folder, None)
     assert str(refused.value) == (
         f"the config of {folder} cannot be used: "
-        "its config.json is nested too deeply, at most 100 levels are possible; download it again"
+        "its config.json is no JSON object of at most 100 levels; download it again"
     )
 
 
 def test_a_config_with_as_many_levels_as_are_possible_is_left_to_what_reads_it(tmp_path: Path) -> None:
     assert find_source(folder_with(tmp_path, 100), None).is_folder
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '"x"', '{"a":[' * 450 + "]}" * 450])
+def test_a_draft_with_no_usable_config_is_refused_like_a_target(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    for models in ((str(tmp_path),), ("demo-target", str(tmp_path))):
+        with pytest.raises(ModelError, match="its config.json is no JSON object of at most 100 levels"):
+            LLM(*models)

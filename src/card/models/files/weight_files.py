@@ -25,7 +25,7 @@ _CHOSEN_EXPERTS = ("num_experts_per_tok", "top_k_experts")  # and those that a t
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..+)")  # names of weights that one expert has
 _MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it
 _MOST_NESTED = 100  # objects and lists inside each other in config.json; Python copies no more than some hundreds
-_TOO_DEEP = f"its config.json is nested too deeply, at most {_MOST_NESTED} levels are possible; download it again"
+_NO_OBJECT = f"its config.json is no JSON object of at most {_MOST_NESTED} levels; download it again"
 
 # What layers that draft are called, which no pass here runs; others are numbered behind the last layer.
 _DRAFTERS = re.compile(r"(^|\.)(mtp|nextn|eagle|medusa)\w*\.")
@@ -39,13 +39,11 @@ class FolderError(ValueError):
 
 
 def raw_config(folder: Path) -> Any:
-    """Return what config.json has; None if it cannot be read. Raises: FolderError if no reader could follow it."""
+    """Return what config.json has; None if it cannot be read."""
     try:
         return json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    except RecursionError:
-        raise FolderError(_TOO_DEEP) from None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -91,9 +89,11 @@ def check_counts(config: Any, shapes: Shapes | None = None) -> None:
 
     Args:
         shapes: of the weights, if they are known: there is a tensor of each layer.
-    Raises: FolderError that names the field, or tells that they are nested too deeply.
+    Raises: FolderError that names the field, or tells that it is no object or nested too deeply.
     """
-    inner = config.get("text_config") if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        raise FolderError(_NO_OBJECT)
+    inner = config.get("text_config")
     if inner is not None and not isinstance(inner, dict):
         raise FolderError(f"its text_config is {str(inner)[:40]}, it must be an object; download it again")
     for one in (config, inner):
@@ -186,4 +186,4 @@ def _numbers(config: Any) -> Iterator[tuple[str, float]]:
         level = [inner for one in level if isinstance(one, list) for inner in one]
         level += [inner for one in objects for inner in one.values()]
     if any(isinstance(one, dict | list) for one in level):
-        raise FolderError(_TOO_DEEP)
+        raise FolderError(_NO_OBJECT)
