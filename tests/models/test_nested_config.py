@@ -37,5 +37,5 @@ def test_a_config_with_as_many_levels_as_are_possible_is_left_to_what_reads_it(t
 def test_a_draft_with_no_usable_config_is_refused_like_a_target(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     for models in ((str(tmp_path),), ("demo-target", str(tmp_path))):
-        with pytest.raises(ModelError, match="its config.json is no JSON object of at most 100 levels"):
+        with pytest.raises(ModelError, match="is no JSON object of at most 100 levels"):
             LLM(*models)
