@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # importing torch takes seconds, also in the process that onl
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no line tell that a command takes long: a busy machine takes long, and tests compare what was written."""
-    monkeypatch.setattr("card.machine.pulse.FIRST_S", 3600.0)
+    monkeypatch.setattr("card.machine.heartbeat.FIRST_S", 3600.0)
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ from rich.table import Table
 from card.errors import PlanError
 from card.tools.planner.profile import Overheads, Profile
 from card.tools.planner.replayed_texts import ReplayedTexts
-from card.tools.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
+from card.tools.planner.scenario import Scenario, build_stage, make_request, plan_method, replayed_texts
 
 RESULTS = Path(__file__).parents[1] / "results" / "day.jsonl"
 PRICES_OF_DAYS = ("int8 90M", "dear draft")
@@ -67,10 +67,10 @@ class _Open:
 class Server:
     """One engine that lives all day."""
 
-    def __init__(self, scene: Scene, texts: ReplayedTexts, method: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, scenario: Scenario, texts: ReplayedTexts, method: str, settings: Mapping[str, Any]) -> None:
         """Start it under a method."""
-        self._scene, self._texts = scene, texts
-        self._stage = build_stage(scene, plan_method(scene, method, settings), texts)
+        self._scenario, self._texts = scenario, texts
+        self._stage = build_stage(scenario, plan_method(scenario, method, settings), texts)
         self._num_requests = 0
 
     def answer(self, episode: Episode) -> Spent:
@@ -79,7 +79,7 @@ class Server:
         began, waiting, running = clock(), list(episode.texts), dict[int, _Open]()
         while waiting or running:
             while waiting and len(running) < episode.at_once:
-                request = make_request(self._stage, self._scene, self._texts, waiting[0], self._num_requests)
+                request = make_request(self._stage, self._scenario, self._texts, waiting[0], self._num_requests)
                 self._stage.engine.add(self._stage.engine.check(request))
                 running[self._num_requests] = _Open(waiting.pop(0), clock())
                 self._num_requests += 1
@@ -106,7 +106,7 @@ class Server:
                     raise PlanError(f"text {one.text_idx} came out otherwise than it was recorded: a bug in card")
 
 
-def make_scene(day: Day, price_name: str, overheads: Overheads) -> Scene:
+def make_scenario(day: Day, price_name: str, overheads: Overheads) -> Scenario:
     """Return the hardware of a day."""
     price = PRICES[price_name]
 
@@ -115,7 +115,7 @@ def make_scene(day: Day, price_name: str, overheads: Overheads) -> Scene:
         return Profile(name="day", measured=False, source=price.source, setups=setups, overheads=overheads)
 
     most = max(episode.at_once for episode in day.episodes)
-    return Scene(
+    return Scenario(
         target=profile("beside", "alone"), draft=profile("draft", "draft"), recording=day.recording, concurrency=most
     )
 
@@ -124,8 +124,8 @@ def run_row(row: str, seed: int, price: str, overheads: Overheads) -> list[Spent
     """Return what each episode of a day took under a row."""
     torch.set_num_threads(1)
     day = make_day(seed)
-    scene, (method, settings) = make_scene(day, price, overheads), ROWS[row]
-    server = Server(scene, replayed_texts(scene, plan_method(scene, "card", {})), method, settings)
+    scenario, (method, settings) = make_scenario(day, price, overheads), ROWS[row]
+    server = Server(scenario, replayed_texts(scenario, plan_method(scenario, "card", {})), method, settings)
     return [server.answer(episode) for episode in day.episodes]
 
 

@@ -13,7 +13,7 @@ from policy_texts import MADE_UP, RECORDED, distinct_recording, recording_of
 from card.errors import PlanError
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
 from card.tools.planner.replayed_texts import ReplayedTexts
-from card.tools.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
+from card.tools.planner.scenario import Scenario, build_stage, make_request, plan_method, replayed_texts
 
 Times = tuple[float, ...]
 SIZES = (1, 4, 8, 16, 32, 64)  # tokens of the passes below
@@ -206,7 +206,7 @@ def fixed_rows(cell: Cell) -> dict[str, tuple[str, dict[str, Any]]]:
     return rows
 
 
-def make_scene(cell: Cell, overheads: Overheads) -> Scene:
+def make_scenario(cell: Cell, overheads: Overheads) -> Scenario:
     """Return the hardware of a cell, with what is measured at its start. Raises: PlanError for a broken recording."""
     price, start, at_once = price_of(cell), STARTS[cell.start], SIZES_OF_RUNS[cell.size].at_once
 
@@ -216,7 +216,7 @@ def make_scene(cell: Cell, overheads: Overheads) -> Scene:
         )
         return Profile(name="gate", measured=False, source=price.source, setups=setups, overheads=overheads)
 
-    return Scene(
+    return Scenario(
         target=profile("beside", "alone"),
         draft=profile("draft", "in_turns" if price.in_turns else "draft"),
         recording=recording_of(cell.text) if at_once == 1 else distinct_recording(cell.text),
@@ -238,16 +238,16 @@ def _table(times_ms: Sequence[float]) -> PassTable:
 @cache
 def texts_of(text: str, *, is_alone: bool) -> ReplayedTexts:
     """Return the replayed texts of a kind, for one request after the other or for several at once."""
-    scene = make_scene(Cell(text, "int8 90M", "long" if is_alone else "4"), Overheads())
-    return replayed_texts(scene, plan_method(scene, "card", {}))
+    scenario = make_scenario(Cell(text, "int8 90M", "long" if is_alone else "4"), Overheads())
+    return replayed_texts(scenario, plan_method(scenario, "card", {}))
 
 
 def run_row(cell: Cell, overheads: Overheads, method: str, settings: Mapping[str, Any]) -> Speed:
     """Decode a cell's texts in virtual time. Raises: PlanError for a text that comes out otherwise."""
-    scene, size = make_scene(cell, overheads), SIZES_OF_RUNS[cell.size]
+    scenario, size = make_scenario(cell, overheads), SIZES_OF_RUNS[cell.size]
     texts = texts_of(cell.text, is_alone=size.at_once == 1)
     row_s = 0.0 if size.at_once == 1 else price_of(cell).row_s  # alone, all rows of a cell read the same
-    runs = [_Run(scene, texts, method, settings, first_text=idx, row_s=row_s) for idx in range(size.engines)]
+    runs = [_Run(scenario, texts, method, settings, first_text=idx, row_s=row_s) for idx in range(size.engines)]
     for run in runs:
         run.decode(size.tokens)
     num_tokens, seconds = sum(run.num_tokens for run in runs), sum(run.seconds for run in runs)
@@ -268,7 +268,7 @@ class _Run:
 
     def __init__(
         self,
-        scene: Scene,
+        scenario: Scenario,
         texts: ReplayedTexts,
         method: str,
         settings: Mapping[str, Any],
@@ -276,8 +276,8 @@ class _Run:
         first_text: int,
         row_s: float,
     ) -> None:
-        self._scene, self._texts = scene, texts
-        self._stage = build_stage(scene, plan_method(scene, method, settings), texts)
+        self._scenario, self._texts = scenario, texts
+        self._stage = build_stage(scenario, plan_method(scenario, method, settings), texts)
         self._open: dict[int, tuple[int, list[int]]] = {}
         self._next_id, self._first_text, self._row_s = 0, first_text, row_s
         self._num_prompt_tokens = 0
@@ -291,7 +291,7 @@ class _Run:
         while self.num_tokens < num_tokens:
             self._add()
             self._step()
-            if not learnt_tokens and self.num_tokens >= LEARNING_TOKENS * self._scene.concurrency:
+            if not learnt_tokens and self.num_tokens >= LEARNING_TOKENS * self._scenario.concurrency:
                 learnt_at, learnt_tokens = self._charged_s(), self.num_tokens
         self._stage.close()
         self.seconds = self._charged_s()
@@ -303,10 +303,10 @@ class _Run:
         return self._stage.clock() + self._row_s * (usual - self._num_prompt_tokens)
 
     def _add(self) -> None:
-        while len(self._open) < self._scene.concurrency:
+        while len(self._open) < self._scenario.concurrency:
             text_idx = (self._first_text + self._next_id) % len(self._texts.prompts)
             self._stage.engine.forget_prefixes()  # of ended requests
-            request = make_request(self._stage, self._scene, self._texts, text_idx, self._next_id)
+            request = make_request(self._stage, self._scenario, self._texts, text_idx, self._next_id)
             self._stage.engine.add(self._stage.engine.check(request))
             self._open[self._next_id] = text_idx, []
             self._num_prompt_tokens += len(request.prompt_ids)

@@ -35,7 +35,7 @@ from card.models.runner import RowRunner
 from card.models.runners import make_runner
 from card.tools.planner.profile import load_profile
 from card.tools.planner.recording import RecordedText, Recording, load_recording, rows_of
-from card.tools.planner.scene import Scene, build_stage, plan_method, replayed_texts
+from card.tools.planner.scenario import Scenario, build_stage, plan_method, replayed_texts
 from card.tools.planner.simulate import decode
 
 TARGET, DRAFT = "llama-3.1-70b-4xh100", "llama-3.2-1b-h100"  # flat passes, one as long as seven
@@ -155,7 +155,7 @@ class Replay:
     """Runs methods on one recording."""
 
     def __init__(self, recording: Recording) -> None:
-        self._scene = Scene(target=load_profile(TARGET), draft=load_profile(DRAFT), recording=recording)
+        self._scenario = Scenario(target=load_profile(TARGET), draft=load_profile(DRAFT), recording=recording)
 
     def run(
         self, method: str, length: int, branch_below: float | None = None, told: Sequence[Sequence[float]] | None = None
@@ -166,16 +166,16 @@ class Replay:
             told: what a predictor says after each token of each text; None: nothing.
         """
         settings = {"num_speculative_tokens": length} | ({"branch_below": branch_below} if branch_below else {})
-        plan = plan_method(self._scene, method, settings)
-        texts = replayed_texts(self._scene, plan)
+        plan = plan_method(self._scenario, method, settings)
+        texts = replayed_texts(self._scenario, plan)
         hints: dict[tuple[int, ...], float] = {}
         for prompt, answer, values in zip(texts.prompts, texts.answers, told or (), strict=False):
             hints |= {(*prompt, *answer[: n + 1]): value for n, value in enumerate(values)}
-        parts = build_stage(self._scene, plan, texts, consumers=[Told(hints)] if told else [])
+        parts = build_stage(self._scenario, plan, texts, consumers=[Told(hints)] if told else [])
         idxs = range(len(texts.prompts))
         try:
-            decode(parts, self._scene, texts, idxs[:1], first_id=0)  # does not count, as in the planner
-            return decode(parts, self._scene, texts, idxs, first_id=len(idxs))
+            decode(parts, self._scenario, texts, idxs[:1], first_id=0)  # does not count, as in the planner
+            return decode(parts, self._scenario, texts, idxs, first_id=len(idxs))
         finally:
             parts.close()
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from card.tools.planner.profile import load_profile
 from card.tools.planner.recording import load_recording
-from card.tools.planner.scene import Scene
+from card.tools.planner.scenario import Scenario
 from card.tools.planner.simulate import Simulator
 
 SINGLE = ("beam", "suffix", "recycling")
@@ -38,7 +38,7 @@ def main(target: str, draft: str, recordings: tuple[Path, ...], repeats: int, ou
     table = Table("recording", *SINGLE, *(heading for name in SEVERAL for heading in (name, "/ best")))
     for path in recordings:
         recording = load_recording(path)
-        simulator = Simulator(Scene(target=profiles[0], draft=profiles[1], recording=recording))
+        simulator = Simulator(Scenario(target=profiles[0], draft=profiles[1], recording=recording))
         texts = list(range(len(recording.texts))) * repeats
         speeds = {
             name: simulator.run("card", {"writers": tuple(name.split(","))}, text_idxs=texts).tokens_per_s

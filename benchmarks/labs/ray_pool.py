@@ -44,7 +44,7 @@ from card.tools.planner.pool import PoolStudy, make_pool_study
 from card.tools.planner.profile import load_profile
 from card.tools.planner.recording import Recording, load_recording
 from card.tools.planner.requests import PoolRequest
-from card.tools.planner.scene import Scene
+from card.tools.planner.scenario import Scenario
 
 BENCHMARK = "ray_pool"
 _PORT = 8123
@@ -64,10 +64,10 @@ class Measured:
 
 def plan(args: argparse.Namespace, recording: Recording) -> PoolStudy:
     """Return what `card plan --pool --loads 1` says of targets that always have a request."""
-    scene = Scene(
+    scenario = Scenario(
         target=load_profile(args.target_profile), draft=load_profile(args.draft_profile), recording=recording, cores=1
     )
-    return make_pool_study(scene, PoolRequest(loads=(1.0,), max_targets=max(args.targets)))
+    return make_pool_study(scenario, PoolRequest(loads=(1.0,), max_targets=max(args.targets)))
 
 
 def planned_tokens_per_s(study: PoolStudy, num_targets: int, num_drafters: int) -> float:

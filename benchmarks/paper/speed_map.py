@@ -24,7 +24,7 @@ from study import fractions
 from width import TARGET
 
 from card.tools.planner.profile import PassTable, Profile, Setup, load_profile
-from card.tools.planner.scene import Scene
+from card.tools.planner.scenario import Scenario
 from card.tools.planner.simulate import Simulator
 
 AGREEMENTS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
@@ -41,12 +41,12 @@ def map_lines(agreements: Sequence[float], ratios: Sequence[int], num_texts: int
         for ratio in ratios:
             for device in DEVICES:
                 threads = 1 if device == "shared" else None  # a device without threads stands for hardware of its own
-                scene = Scene(
+                scenario = Scenario(
                     target=_profile(target, "target", pass_s, threads),
                     draft=_profile(target, "draft", pass_s / ratio, threads),
                     recording=recording,
                 )
-                simulator = Simulator(scene)
+                simulator = Simulator(scenario)
                 plain, card = simulator.run("vanilla"), simulator.run("card")
                 yield {
                     "kind": "speed-map",

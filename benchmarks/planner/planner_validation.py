@@ -48,7 +48,7 @@ from card.tools.planner.overheads import measure_overheads
 from card.tools.planner.profile import Profile
 from card.tools.planner.recorder import RecordRequest, make_recording
 from card.tools.planner.recording import Recording, TargetText
-from card.tools.planner.scene import Scene
+from card.tools.planner.scenario import Scenario
 from card.tools.planner.simulate import Simulator, VirtualRun
 
 _MEASURING_S = {"target": 1.0, "draft": 0.4}  # as long as the library does
@@ -259,8 +259,8 @@ def _planned_runs(job: Job, found: Found) -> Iterator[VirtualRun]:
         spec = spec_of(name)
         num_cores = len(job.cores) if spec.drafter == "beside" else len(job.lineup.cores_of(name))
         if num_cores not in simulators:
-            scene = Scene(target=target, draft=draft, recording=found.recording, cores=num_cores)
-            simulators[num_cores] = Simulator(scene)
+            scenario = Scenario(target=target, draft=draft, recording=found.recording, cores=num_cores)
+            simulators[num_cores] = Simulator(scenario)
         yield simulators[num_cores].run(spec.method, planned_settings(name, job.lineup), text_idxs=texts)
 
 

@@ -15,7 +15,7 @@ def main() -> None:
         raise SystemExit(f"card: error: {import_module('card').ON_WINDOWS}")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if we were started with it ignored
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
-    import_module("card.machine.surroundings").settle()
+    import_module("card.machine.environment").settle()
     import_module("card.cli").main()
 
 

@@ -29,7 +29,7 @@ _OTHERS: set[psutil.Process] = set()
 
 
 @pytest.fixture(autouse=True)
-def others() -> None:
+def torch_module() -> None:
     """Leave out the drafters of servers that other modules' tests share."""
     _OTHERS.clear()
     _OTHERS.update(drafters())

@@ -74,7 +74,7 @@ def test_kept_weights_that_cannot_be_looked_at_for_want_of_memory_are_not_made_a
     made = store.make("one", 4, lambda folder: (folder / "file").write_bytes(b"text") and None)
     assert made is not None
     with monkeypatch.context() as patch:
-        patch.setattr("card.models.files.sealed.read_kept", no_memory)
+        patch.setattr("card.models.files.checksums.read_kept", no_memory)
         with pytest.raises(OSError, match="Cannot allocate"):
             store.make("one", 4, lambda _: pytest.fail("they are there"))
     assert store.find("one") == made

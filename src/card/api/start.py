@@ -29,11 +29,11 @@ from card.machine.container import num_usable_cores
 from card.machine.memory import free_memory, give_back_memory
 from card.machine.threads import CoreSet, default_threads, pinned, usable_cores
 from card.models.block_loading import StateDrafter, load_state_drafter, needs_states
+from card.models.by_transformers import torch_module
 from card.models.drafter_facts import pass_bytes
 from card.models.facts import about_row_bytes, context_limit, end_token_ids, sampling_defaults
 from card.models.features import FeatureConsumer
 from card.models.inflation import price_in_words
-from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.reasons import could_run_int8, has_same_bits, is_exact
 from card.models.protocol import sequence_bytes
@@ -302,5 +302,5 @@ def _warn_if_short(kv_bytes: int, free_bytes: int) -> None:
 
 def _free_bytes(device: str) -> int:
     if device.startswith("cuda"):
-        return int(others("transformers.devices", f"device {device}").free_bytes(device))
+        return int(torch_module("transformers.devices", f"device {device}").free_bytes(device))
     return free_memory()

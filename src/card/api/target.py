@@ -11,6 +11,7 @@ from card.errors import SettingsError, ShortageError, named
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.memory import free_memory, in_gigabytes, memory_in_words
 from card.models.block_loading import require_block
+from card.models.by_transformers import torch_module
 from card.models.draft_vocab import check_draft_vocab
 from card.models.files.places import GGUF_SUFFIX
 from card.models.inflation import inflate, parse_parameter_count
@@ -24,7 +25,6 @@ from card.models.loading import (
     state_bytes_of,
 )
 from card.models.names import OWN_BLOCK
-from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.text.given_tokenizer import as_tokenizer
 from card.text.template_files import with_templates
@@ -106,7 +106,7 @@ def _given(model: LoadedModel) -> LoadedModel:
     """Return a model that the caller made: as a decoder of our own pass if that can run it, over the same memory."""
     if isinstance(model, DecoderModel) or str(model.device) != "cpu":
         return model
-    walking = others("transformers.walking", "a model of transformers")
+    walking = torch_module("transformers.walking", "a model of transformers")
     return walking.walked(model) or model
 
 

@@ -33,13 +33,13 @@ from card.machine.memory import give_back_memory
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.block_loading import load_state_drafter
+from card.models.by_transformers import torch_module
 from card.models.draft_vocab import always_drafted, drafted_ids, kept_ids, restrict_head, usual_ids
 from card.models.drafter_facts import gains_by_trimming, pass_bytes
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.features import FeatureConsumer
 from card.models.loaded_model import LoadedModel
 from card.models.loading import load_decoder, load_tokenizer
-from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.models.own.draft_block import DraftBlock
 from card.models.own.exact_decoder import prepare_code
@@ -261,7 +261,7 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
 
 def _lane_on(device: object, *, graphs: bool) -> Lane:
     """Return where a worker computes on a device: in a place of its own beside recorded passes, else as all do."""
-    lane: Lane = others("cuda.choosing", f"device {device}").make_lane(device) if graphs else Lane()
+    lane: Lane = torch_module("cuda.choosing", f"device {device}").make_lane(device) if graphs else Lane()
     return lane
 
 

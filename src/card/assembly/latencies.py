@@ -17,7 +17,7 @@ from card.machine.packages import installed_version
 from card.machine.pass_cost import PassCost
 from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
-from card.models.others import others
+from card.models.by_transformers import torch_module
 from card.models.runner import RowRunner
 
 
@@ -158,5 +158,5 @@ def check_once(runner: RowRunner, settings: EngineSettings, *, is_named: bool) -
         where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "core_set": CoreSet()}
         key = LatencyKey.of("check", settings.target, **where, more=more)
     if not store.was_checked(key):
-        others("transformers.row_check", "a model of transformers").check_rows(runner, settings.target)
+        torch_module("transformers.row_check", "a model of transformers").check_rows(runner, settings.target)
         store.keep_check(key)

@@ -15,6 +15,7 @@ from card.config import INT8
 from card.errors import ModelError, named
 from card.kernels.number_types import STORED_DTYPES, Array
 from card.machine.folders import expanded
+from card.models.by_transformers import torch_module
 from card.models.dtypes import AUTO, CPU, parse_dtype, runs_as_blocks
 from card.models.files.eagle_folder import FC, is_eagle_folder, read_facts
 from card.models.files.gguf.eagle import in_file_words, is_eagle_gguf, read_eagle_gguf
@@ -26,7 +27,6 @@ from card.models.files.weight_files import tensor_shapes, weight_files
 from card.models.fingerprint import target_difference
 from card.models.loaded_model import LoadedModel
 from card.models.names import OWN_BLOCK
-from card.models.others import others
 from card.models.own.draft_block import BlockError, DraftBlock, has_folder_block, read_folder_block, read_gguf_block
 from card.models.own.eagle_head import EagleHead, HeadTarget, eagle_head
 from card.models.own.fused_head import FUSED_FILE, FUSED_WEIGHTS, FusedFacts, FusedHead, fused_head, is_fused_folder
@@ -220,7 +220,7 @@ def _read_head(source: Source, target: ExactRunner, dtype: str) -> EagleHead:
     files = tuple(MappedWeights(file) for file in weight_files(folder))
     tensors = {name: array for file in files for name, array in file.arrays.items()}
     if not files:
-        tensors = others("transformers.pickled", "a head whose weights are pickles").read_pickled(folder)
+        tensors = torch_module("transformers.pickled", "a head whose weights are pickles").read_pickled(folder)
     if FC not in tensors:
         raise BlockError(f"its tensor {FC} is missing")
     wanted = STORED_DTYPES[tensors[FC].dtype.name if dtype == AUTO else dtype]

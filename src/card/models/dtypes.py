@@ -6,9 +6,9 @@ from card.config import INT8
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
 from card.kernels.number_types import dtype_name
+from card.models.by_transformers import has_transformers, torch_module
 from card.models.files.gguf.source import GgufSource
 from card.models.files.sources import Source, explained
-from card.models.others import has_others, others
 from card.models.warn_once import warn_once
 
 CPU, AUTO = "cpu", "auto"
@@ -36,9 +36,9 @@ def parse_device(device: object) -> str:
     name = str(device)
     if name == CPU:
         return name
-    if not has_others():
+    if not has_transformers():
         raise ModelError(f"device {name!r} is not available here; allowed: {CPU}")
-    parsed: str = others("transformers.devices", f"device {name}").parse_device(name)
+    parsed: str = torch_module("transformers.devices", f"device {name}").parse_device(name)
     return parsed
 
 

@@ -28,10 +28,10 @@ import numpy as np
 from card.errors import ModelError, SettingsError, named
 from card.kernels.number_types import Array, zeros
 from card.models.architectures.architecture import sizes_of
+from card.models.by_transformers import torch_module
 from card.models.facts import parameter_count
 from card.models.loaded_model import LoadedModel
 from card.models.names import model_name
-from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 
 TOLERANCE = 0.01  # largest relative difference between the parameters asked for and those made
@@ -158,7 +158,7 @@ def inflate_to_shape(model: LoadedModel, shape: InflatedShape) -> LoadedModel:
         )
     if isinstance(model, DecoderModel):
         return _inflated(model, shape)
-    remade: LoadedModel = others("transformers.modules", "a model of transformers").remade(
+    remade: LoadedModel = torch_module("transformers.modules", "a model of transformers").remade(
         model, lambda llama: _inflated(llama, shape)
     )
     return remade

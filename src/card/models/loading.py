@@ -13,6 +13,7 @@ from card.config.registry import records
 from card.errors import MissingError, ModelError, VocabularyError, named
 from card.machine.folders import weights_folder
 from card.machine.importing import load_place, needs_torch
+from card.models.by_transformers import torch_module
 from card.models.decoder_config import DecoderConfig
 from card.models.dtypes import AUTO, CPU, dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
@@ -25,7 +26,6 @@ from card.models.images import Tower
 from card.models.layer_kinds import keeps_state
 from card.models.loaded_model import LoadedModel
 from card.models.names import model_name
-from card.models.others import others
 from card.models.own.decoder_model import DecoderModel, read_decoder
 from card.models.own.exact_layers import check_tables
 from card.models.own.fused_head import is_fused_folder
@@ -81,7 +81,7 @@ def load_decoder(
                 read_generation_config(Path(source.path))
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, cache=weights_folder(cache_dir))
     if decoder is None:
-        loaded: LoadedModel = others("transformers.loading", f"{source.name} is a model that").load_to_run(
+        loaded: LoadedModel = torch_module("transformers.loading", f"{source.name} is a model that").load_to_run(
             source, dtype=dtype, device=wanted_device, cache=weights_folder(cache_dir)
         )
         return loaded
@@ -118,7 +118,7 @@ def load_vision_tower(
         source = find_source(str(name_or_path), cache_dir)
         if source.gguf is not None:
             raise ModelError(f"{source.name} is a GGUF file, which holds no vision tower; give a folder for images")
-        read_tower = others("vision.tower", f"the vision tower of {source.name}").read_tower
+        read_tower = torch_module("vision.tower", f"the vision tower of {source.name}").read_tower
         with explained(source, "the vision tower of {} cannot be read"):
             tower: Tower = read_tower(
                 source.path, dtype=parse_dtype(dtype), device=parse_device(device), options=source.options
@@ -260,7 +260,7 @@ def _named_config(name: str | Path, cache_dir: str | None) -> Any:
         plain = read_config(Path(source.path)) if source.is_folder else None
         if plain is not None:
             return plain
-        return others("transformers.opening", f"{source.name} is a model that").read_transformers_config(source)
+        return torch_module("transformers.opening", f"{source.name} is a model that").read_transformers_config(source)
 
 
 def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:
@@ -276,5 +276,5 @@ def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:
         return 0  # or no config of a text model, which is told when it is loaded
     if not keeps_state(config.get_text_config()):
         return 0
-    least: int = others("transformers.states", f"{name} is a model that").state_bytes_by_config(config)
+    least: int = torch_module("transformers.states", f"{name} is a model that").state_bytes_by_config(config)
     return least

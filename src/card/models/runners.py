@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from card.config import INT8
+from card.models.by_transformers import torch_module
 from card.models.loaded_model import LoadedModel
-from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.models.protocol import Recurrent, Routed, Stateful
 from card.models.recording_runner import RecordingRunner, exact_runner
@@ -28,7 +28,7 @@ def plain_runner(
     sizes = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if isinstance(model, DecoderModel):
         return exact_runner(model, **sizes)
-    made: RowRunner = others("transformers.runners", _THEIRS).plain_runner(model, own_pass=own_pass, **sizes)
+    made: RowRunner = torch_module("transformers.runners", _THEIRS).plain_runner(model, own_pass=own_pass, **sizes)
     return made
 
 
@@ -43,7 +43,7 @@ def make_runner(
     sizes: dict[str, Any] = {"max_model_len": max_model_len, "max_tree_rows": max_tree_rows}
     if not cuda_graphs or isinstance(model, DecoderModel):
         return plain_runner(model, **sizes)
-    made: RowRunner | None = others("cuda.choosing", _THEIRS).make_runner(model, **sizes)
+    made: RowRunner | None = torch_module("cuda.choosing", _THEIRS).make_runner(model, **sizes)
     return made or plain_runner(model, **sizes)
 
 

@@ -6,7 +6,7 @@ from card.config import SamplingParams, SamplingRule
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
 from card.tools.planner.recorder import record_texts
 from card.tools.planner.recording import Recording, TargetText
-from card.tools.planner.scene import Scene
+from card.tools.planner.scenario import Scenario
 from card.tree.sampling import Sampler
 from tests.toy import TableModel
 
@@ -84,8 +84,8 @@ def toy_recording(
     )
 
 
-def toy_scene(**changes: object) -> Scene:
-    """Return a scene on two cores: the target takes 10 ms a pass and 0.3 ms a further token, the drafter 1 ms."""
+def toy_scenario(**changes: object) -> Scenario:
+    """Return a scenario on two cores: the target takes 10 ms a pass and 0.3 ms a further token, the drafter 1 ms."""
     threads = (1, 2)
     defaults: dict[str, object] = {
         "target": flat(1e-2, 3e-4, threads=threads, overheads=Overheads()),
@@ -93,4 +93,4 @@ def toy_scene(**changes: object) -> Scene:
     }
     if "recording" not in changes:
         defaults["recording"] = toy_recording()
-    return Scene(**{**defaults, **changes})  # type: ignore[arg-type]
+    return Scenario(**{**defaults, **changes})  # type: ignore[arg-type]

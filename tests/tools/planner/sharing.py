@@ -15,7 +15,7 @@ from card.drafting.drafter import MAX_TOKENS_PER_PASS
 from card.drafting.drafter_pass import step_together
 from card.drafting.messages import DrafterMessage, TargetMessage
 from card.engine.metrics import RequestStats
-from card.tools.planner.scene import build_stage, draft_model, plan_method
+from card.tools.planner.scenario import build_stage, draft_model, plan_method
 from card.tools.planner.simulate import Simulator, VirtualRun, decode, summary_of
 from card.tools.planner.virtual_time import VirtualClock
 
@@ -153,20 +153,20 @@ def run_shared(simulator: Simulator, method: str, *, num_targets: int) -> tuple[
 
     Each target begins with another text.
     """
-    scene = simulator.scene
-    plan = plan_method(scene, method, {})
+    scenario = simulator.scenario
+    plan = plan_method(scenario, method, {})
     texts, clock = simulator.texts(plan), VirtualClock()
-    assert scene.network_s is not None
-    writer = BeamWriter(draft_model(scene, plan, texts, clock), kv_cache_bytes=1 << 40)
-    delay_s = scene.target.overheads.latency_s + scene.network_s
+    assert scenario.network_s is not None
+    writer = BeamWriter(draft_model(scenario, plan, texts, clock), kv_cache_bytes=1 << 40)
+    delay_s = scenario.target.overheads.latency_s + scenario.network_s
     world = SharedWorld(SharedDrafter(writer, clock, num_targets=num_targets, delay_s=delay_s))
-    stages = [build_stage(scene, plan, texts, drafter=Seat(world, idx)) for idx in range(num_targets)]  # type: ignore[arg-type]
+    stages = [build_stage(scenario, plan, texts, drafter=Seat(world, idx)) for idx in range(num_targets)]  # type: ignore[arg-type]
     found: list[list[RequestStats]] = [[] for _ in stages]
 
     def job(idx: int) -> None:
         order = [(idx + step) % len(texts.prompts) for step in range(len(texts.prompts))]
-        decode(stages[idx], scene, texts, order[:1], first_id=0)  # what a policy learns at first does not count
-        found[idx] = decode(stages[idx], scene, texts, order, first_id=len(order))
+        decode(stages[idx], scenario, texts, order[:1], first_id=0)  # what a policy learns at first does not count
+        found[idx] = decode(stages[idx], scenario, texts, order, first_id=len(order))
 
     world.run([stage.clock for stage in stages], [partial(job, idx) for idx in range(num_targets)])  # type: ignore[misc]
     return tuple(summary_of(plan, stats) for stats in found)

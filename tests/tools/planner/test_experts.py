@@ -12,11 +12,11 @@ import pytest
 from card.engine.policy.modes import TRIAL_SHARE
 from card.machine.expert_cost import ExpertCounts
 from card.tools.planner.profile import PassTable, Profile, Setup, load_profile, save_profile
-from card.tools.planner.scene import Scene
+from card.tools.planner.scenario import Scenario
 from card.tools.planner.simulate import Simulator, VirtualRun
 from card.tools.planner.synthetic import make_synthetic
 from tests.cells import crossed
-from tests.tools.planner.making import flat, toy_scene
+from tests.tools.planner.making import flat, toy_scenario
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Layers with experts, experts of one, those that a row chooses, and their share of the weights that a row reads.
@@ -48,7 +48,7 @@ def target(measured: PassTable, taken: PassTable | None = None) -> Profile:
 def simulator(profile: Profile, acceptance: float, at_once: int) -> Simulator:
     draft = flat(0.03 * PASS_S, 1e-4, threads=(2,))
     recording = make_synthetic(acceptance, num_texts=8, num_tokens=128)
-    return Simulator(Scene(target=profile, draft=draft, recording=recording, concurrency=at_once, cores=2))
+    return Simulator(Scenario(target=profile, draft=draft, recording=recording, concurrency=at_once, cores=2))
 
 
 @cache
@@ -110,9 +110,9 @@ def test_rows_that_choose_alike_in_real_texts_are_found_to_be_cheaper(name: str)
 def test_texts_on_experts_are_the_recorded_ones_whatever_a_pass_reads() -> None:
     told, other = (passes("gpt-oss-20b", alike=alike) for alike in (0.0, 0.9))
     for profile in (target(told), target(told, other), target(other, told)):
-        scene = toy_scene(target=profile, draft=flat(1e-3, threads=(1, 2)), cores=2)
-        run = Simulator(scene).run("card")  # which raises if a text comes out otherwise
-        assert run.num_tokens == sum(len(text.token_ids) - 1 for text in scene.recording.texts)
+        scenario = toy_scenario(target=profile, draft=flat(1e-3, threads=(1, 2)), cores=2)
+        run = Simulator(scenario).run("card")  # which raises if a text comes out otherwise
+        assert run.num_tokens == sum(len(text.token_ids) - 1 for text in scenario.recording.texts)
 
 
 def test_a_profile_keeps_the_experts_that_were_counted(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from card.tools.planner.own_drafts import drafted_tokens, has_own_drafter
 from card.tools.planner.profile import Overheads, PassTable, Profile, Setup
 from card.tools.planner.recorder import RecordRequest, record
 from card.tools.planner.recording import Recording, load_recording, save_recording
-from card.tools.planner.scene import Scene, plan_method
+from card.tools.planner.scenario import Scenario, plan_method
 from card.tools.planner.simulate import Simulator
 from card.tools.planner.synthetic import make_synthetic
 from card.tree.sampling import Sampler
@@ -87,10 +87,10 @@ def counts(stats: Sequence[RequestStats]) -> list[tuple[int, ...]]:
     return [(one.num_new_tokens, one.target_passes, one.accepted_tokens) for one in stats]
 
 
-def scene_of(
+def scenario_of(
     recording: Recording, row_s: float = 0.0, *, commit_s: float = 0.0, commit_row_s: float = 0.0, **overheads: Any
-) -> Scene:
-    """Return a scene in which a pass takes 10 ms, 0.1 ms a further token and so much a row of context.
+) -> Scenario:
+    """Return a scenario in which a pass takes 10 ms, 0.1 ms a further token and so much a row of context.
 
     Args:
         commit_s: of a correction in the drafter, commit_row_s of each row of its tree.
@@ -101,14 +101,14 @@ def scene_of(
     setups = (Setup(threads=None, cost=table),)
     target = Profile(name="toy", measured=False, source="a test", setups=setups, overheads=around, kv_row_bytes=100)
     draft = flat(1e-3, overheads=msgspec.structs.replace(NO_OVERHEADS, commit_s=commit_s, commit_row_s=commit_row_s))
-    return Scene(target=target, draft=draft, recording=recording)
+    return Scenario(target=target, draft=draft, recording=recording)
 
 
 @pytest.mark.parametrize("method", OWN)
 def test_a_plan_counts_the_passes_and_tokens_of_the_real_engine(
     pair: Pair, made: dict[str, str], recording: Recording, method: str
 ) -> None:
-    run = Simulator(scene_of(recording)).run(method, settings_of(method))
+    run = Simulator(scenario_of(recording)).run(method, settings_of(method))
     stats = really(pair, made, method)
     assert counts(run.stats) == counts(stats)
     for name in ("verified_tokens", "self_draft_passes"):  # what specpv looks up behind a wrong token is not recorded
@@ -120,20 +120,20 @@ def test_a_plan_counts_the_passes_and_tokens_of_the_real_engine(
 
 @pytest.mark.parametrize("method", ["sparsespec", "specpv"])
 def test_passes_that_read_few_rows_take_the_time_of_these_rows(recording: Recording, method: str) -> None:
-    free, dear = (Simulator(scene_of(recording, row_s)).run(method, settings_of(method)) for row_s in (0.0, 1e-3))
+    free, dear = (Simulator(scenario_of(recording, row_s)).run(method, settings_of(method)) for row_s in (0.0, 1e-3))
     read_bytes = sum(one.draft_kv_bytes + one.verify_kv_bytes for one in free.stats)
     num_passes = sum(one.self_draft_passes + one.target_passes for one in free.stats)
     new_rows = sum(one.self_draft_passes + one.verified_tokens + one.target_passes for one in free.stats)
     assert num_passes * 1e-2 <= free.decode_s
     if method == "sparsespec":  # its drafting passes have one token each
         assert dear.decode_s - free.decode_s == pytest.approx(1e-3 * (read_bytes / 100 - new_rows))
-    slower = Simulator(scene_of(recording, chosen_row_s=1e-4, scored_row_s=1e-4)).run(method, settings_of(method))
+    slower = Simulator(scenario_of(recording, chosen_row_s=1e-4, scored_row_s=1e-4)).run(method, settings_of(method))
     assert slower.decode_s > free.decode_s
 
 
 def test_a_head_takes_its_time_wherever_it_is_asked(recording: Recording) -> None:
     free, timed = (
-        Simulator(scene_of(recording, by_writer={"ctc": seconds})).run("ctc", settings_of("ctc"))
+        Simulator(scenario_of(recording, by_writer={"ctc": seconds})).run("ctc", settings_of("ctc"))
         for seconds in (0.0, 1e-2)
     )
     most = 1e-2 * free.total.target_passes  # nobody is asked where a text may grow by one token only
@@ -141,7 +141,7 @@ def test_a_head_takes_its_time_wherever_it_is_asked(recording: Recording) -> Non
 
 
 def test_a_shorter_draft_is_planned_from_the_same_recording(recording: Recording) -> None:
-    simulator = Simulator(scene_of(recording))
+    simulator = Simulator(scenario_of(recording))
     half = simulator.run("sparsespec", {**settings_of("sparsespec"), "num_speculative_tokens": 2})
     whole = simulator.run("sparsespec", settings_of("sparsespec"))
     assert half.total.target_passes >= whole.total.target_passes
@@ -177,13 +177,13 @@ def test_a_token_behind_a_whole_draft_counts_as_drafted(origins: tuple[str, ...]
 
 def test_a_made_up_recording_has_own_drafters_that_are_right_as_often() -> None:
     made_up = make_synthetic(0.8, num_texts=4, num_tokens=400)
-    run = Simulator(scene_of(made_up)).run("pard", {"num_speculative_tokens": 1})
+    run = Simulator(scenario_of(made_up)).run("pard", {"num_speculative_tokens": 1})
     accepted, verified = (
         sum(getattr(one, name) for one in run.stats) for name in ("accepted_tokens", "verified_tokens")
     )
     assert accepted / verified == pytest.approx(0.8, abs=0.03)
     with pytest.raises(PlanError, match="does not say what ctc drafts"):
-        plan_method(scene_of(made_up), "ctc", {})
+        plan_method(scenario_of(made_up), "ctc", {})
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_the_price_of_a_head_holds_what_verifying_its_candidates_takes(
 def test_a_correction_takes_the_longer_the_more_rows_its_tree_has(recording: Recording) -> None:
     def row_s_of(method: str) -> float:
         free, dear = (
-            Simulator(scene_of(recording, commit_row_s=seconds)).run(method, settings_of(method))
+            Simulator(scenario_of(recording, commit_row_s=seconds)).run(method, settings_of(method))
             for seconds in (0.0, 1e-3)
         )
         return (dear.decode_s - free.decode_s) / free.total.target_passes
@@ -262,7 +262,8 @@ def test_a_correction_takes_the_longer_the_more_rows_its_tree_has(recording: Rec
 
 def test_masks_that_are_dropped_are_no_correction(recording: Recording) -> None:
     free, dear = (
-        Simulator(scene_of(recording, commit_s=commit_s)).run("pard", settings_of("pard")) for commit_s in (0.0, 1e-3)
+        Simulator(scenario_of(recording, commit_s=commit_s)).run("pard", settings_of("pard"))
+        for commit_s in (0.0, 1e-3)
     )
     assert dear.decode_s - free.decode_s == pytest.approx(1e-3 * free.total.target_passes, abs=4e-3)
 

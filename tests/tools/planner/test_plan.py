@@ -20,7 +20,7 @@ from card.tools.planner.profile import PassTable, Setup, load_profile, save_prof
 from card.tools.planner.recording import load_recording, save_recording
 from card.tools.planner.simulate import Simulator
 from card.tools.planner.synthetic import make_synthetic
-from tests.tools.planner.making import flat, toy_recording, toy_scene
+from tests.tools.planner.making import flat, toy_recording, toy_scenario
 
 SHIPPED = ["--target", "llama-3.1-70b-4xh100", "--draft", "llama-3.2-1b-h100"]
 
@@ -37,7 +37,7 @@ def run(*arguments: str) -> str:
 
 
 def test_a_plan_holds_every_method_fastest_first():
-    report = make_plan(toy_scene(), searches=False)
+    report = make_plan(toy_scenario(), searches=False)
     assert {plan.method for plan in report.methods} == ANY_DRAFT
     assert "does not say what pard drafts" in report.left_out["pard"]
     speeds = [plan.best_tokens_per_s for plan in report.methods]
@@ -50,7 +50,7 @@ def test_a_plan_holds_every_method_fastest_first():
 
 
 def test_shares_of_time_are_shares_with_several_texts_at_once():
-    for plan in make_plan(toy_scene(concurrency=4), searches=False).methods:
+    for plan in make_plan(toy_scenario(concurrency=4), searches=False).methods:
         shares = plan.shares
         assert shares["target"] + shares["waiting"] + shares["overhead"] == pytest.approx(1.0)
         assert 0.0 <= plan.hit_rate <= 1.0 and all(0.0 <= share <= 1.0 for share in shares.values()), plan
@@ -61,25 +61,25 @@ def test_every_exact_method_has_knobs_to_search_and_another_one_is_refused():
     assert set(KNOBS) == set(methods()) - others and others
     for name in others:
         with pytest.raises(PlanError, match=f"{name} writes another text"):
-            make_plan(toy_scene(), [name])
+            make_plan(toy_scenario(), [name])
 
 
 def test_without_a_draft_profile_methods_that_need_one_are_left_out_with_the_reason():
-    report = make_plan(replace(toy_scene(), draft=None), searches=False)
+    report = make_plan(replace(toy_scenario(), draft=None), searches=False)
     assert {plan.method for plan in report.methods} == {"vanilla", "lookup", "suffix", "recycling", "lookahead"}
     assert "profile of a draft model" in report.left_out["card"]
     with pytest.raises(PlanError, match="profile of a draft model"):
-        make_plan(replace(toy_scene(), draft=None), ["sps"])
+        make_plan(replace(toy_scenario(), draft=None), ["sps"])
     with pytest.raises(SettingsError, match="unknown method"):
-        make_plan(toy_scene(), ["magic"])
+        make_plan(toy_scenario(), ["magic"])
 
 
 def test_the_search_finds_the_length_that_is_best_by_trying_all():
     """Drafts that are free and nearly always right: long ones are better than the 6 of the settings."""
     recording = make_synthetic(0.97, num_texts=2, num_tokens=60)
-    scene = toy_scene(target=flat(1e-2, 1e-4), draft=flat(1e-4), recording=recording)
-    (plan,) = make_plan(scene, ["sps"]).methods
-    simulator = Simulator(scene)
+    scenario = toy_scenario(target=flat(1e-2, 1e-4), draft=flat(1e-4), recording=recording)
+    (plan,) = make_plan(scenario, ["sps"]).methods
+    simulator = Simulator(scenario)
     speeds = {num: simulator.run("sps", {"num_speculative_tokens": num}).tokens_per_s for num in (3, 6, 12, 24, 32)}
     best = max(speeds, key=lambda num: speeds[num])
     assert plan.best_settings == {"num_speculative_tokens": best}
@@ -91,8 +91,8 @@ def test_the_search_finds_the_length_that_is_best_by_trying_all():
 
 
 def test_settings_as_shipped_stay_where_nothing_is_better():
-    scene = toy_scene(target=flat(1e-2, 1e-2), recording=toy_recording(agreement=0.3))
-    (plan,) = make_plan(scene, ["vanilla"]).methods
+    scenario = toy_scenario(target=flat(1e-2, 1e-2), recording=toy_recording(agreement=0.3))
+    (plan,) = make_plan(scenario, ["vanilla"]).methods
     assert plan.best_settings == {} and plan.sensitivity == ()
     assert plan.best_tokens_per_s == plan.tokens_per_s
 
@@ -105,10 +105,10 @@ def test_the_command_prints_a_plan_of_shipped_profiles_as_json():
 
 
 def test_the_command_prints_tables_for_files(tmp_path: Path):
-    scene = toy_scene()
-    for name, profile in (("t", scene.target), ("d", scene.draft)):
+    scenario = toy_scenario()
+    for name, profile in (("t", scenario.target), ("d", scenario.draft)):
         save_profile(profile, tmp_path / name)
-    save_recording(scene.recording, tmp_path / "r")
+    save_recording(scenario.recording, tmp_path / "r")
     files = ("--target", str(tmp_path / "t"), "--draft", str(tmp_path / "d"), "--recording", str(tmp_path / "r"))
     output = run(*files, "--methods", "vanilla,sps")
     assert "typed-in profiles" in output and "num_speculative_tokens" in output

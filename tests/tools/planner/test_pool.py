@@ -10,16 +10,16 @@ from card.errors import PlanError
 from card.tools.planner.pool import PoolModel, ServiceCurve, make_pool_study, measure_service, most_targets
 from card.tools.planner.profile import Overheads
 from card.tools.planner.requests import PoolRequest
-from card.tools.planner.scene import Scene
+from card.tools.planner.scenario import Scenario
 from card.tools.planner.simulate import Simulator
 from card.tools.planner.synthetic import make_synthetic
-from tests.tools.planner.making import flat, toy_scene
+from tests.tools.planner.making import flat, toy_scenario
 from tests.tools.planner.sharing import run_shared
 
 RECORDING = make_synthetic(0.8, num_texts=3, num_tokens=40)
 
 
-def pool_scene(**changes: object) -> Scene:
+def pool_scenario(**changes: object) -> Scenario:
     """Return targets of 20 ms a pass and a draft server of 3 ms a pass, 1 ms away."""
     defaults = {
         "target": flat(2e-2, 2e-4, overheads=Overheads()),
@@ -27,7 +27,7 @@ def pool_scene(**changes: object) -> Scene:
         "recording": RECORDING,
         "network_s": 1e-3,
     }
-    return toy_scene(**{**defaults, **changes})
+    return toy_scenario(**{**defaults, **changes})
 
 
 SERVICE = ServiceCurve(
@@ -43,13 +43,16 @@ SERVICE = ServiceCurve(
 
 
 def pool_model(service: ServiceCurve = SERVICE) -> PoolModel:
-    return PoolModel(pool_scene(), service)
+    return PoolModel(pool_scenario(), service)
 
 
 @pytest.mark.parametrize("method", ["card", "pearl"])
 def test_the_model_agrees_with_the_real_workers_at_one_to_four_targets(method):
-    scene = pool_scene()
-    simulator, model = Simulator(scene), PoolModel(scene, measure_service(scene, method, slowdowns=(1, 1.5, 2, 3)))
+    scenario = pool_scenario()
+    simulator, model = (
+        Simulator(scenario),
+        PoolModel(scenario, measure_service(scenario, method, slowdowns=(1, 1.5, 2, 3))),
+    )
     for num_targets in (1, 2, 3, 4):
         runs = run_shared(simulator, method, num_targets=num_targets)
         real = sum(run.num_tokens for run in runs) / sum(run.decode_s for run in runs)
@@ -96,18 +99,18 @@ def test_the_most_targets_are_found_by_halving():
 
 def test_a_study_covers_every_delay_and_load_and_is_worse_further_away():
     request = PoolRequest(method="pearl", delays_s=(0.0, 5e-2), loads=(0.3, 1.0), min_speed_up=1.2, max_targets=64)
-    scene = pool_scene(recording=make_synthetic(0.9, num_texts=2, num_tokens=16))
-    study = make_pool_study(scene, request)
+    scenario = pool_scenario(recording=make_synthetic(0.9, num_texts=2, num_tokens=16))
+    study = make_pool_study(scenario, request)
     assert [(point.delay_s, point.load) for point in study.points] == [(0.0, 0.3), (0.0, 1.0), (5e-2, 0.3), (5e-2, 1.0)]
     near, near_loaded, far, _ = study.points
     assert near.most_targets >= near_loaded.most_targets
     assert near.most_targets >= far.most_targets
-    assert study == make_pool_study(scene, request)
+    assert study == make_pool_study(scenario, request)
 
 
 def test_a_pool_without_a_network_or_with_impossible_numbers_is_refused():
     with pytest.raises(PlanError, match="delay of a network"):
-        measure_service(toy_scene())
+        measure_service(toy_scenario())
     with pytest.raises(PlanError, match="load above 0"):
         pool_model().run(1, 0.0)
     with pytest.raises(PlanError):

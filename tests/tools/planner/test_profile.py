@@ -19,7 +19,7 @@ from card.tools.planner.profile import (
     save_profile,
     shipped_profiles,
 )
-from card.tools.planner.scene import Scene
+from card.tools.planner.scenario import Scenario
 from card.tools.planner.synthetic import make_synthetic
 from tests.tools.planner.making import flat
 from tests.toy import TableModel
@@ -163,5 +163,5 @@ def test_a_profile_leaves_a_thread_for_a_drafter_so_that_a_plan_with_defaults_ha
     monkeypatch.setattr("card.tools.planner.measuring.MEASURING_LIMIT_S", 0.2)
     target, draft = (measure_profile(name, dtype="float32") for name in ("demo-target", "demo-draft"))
     assert [setup.threads for setup in target.setups] == [1, 2]
-    report = make_plan(Scene(target=target, draft=draft, recording=make_synthetic(0.7)), searches=False)
+    report = make_plan(Scenario(target=target, draft=draft, recording=make_synthetic(0.7)), searches=False)
     assert {"card", "pearl", "ssd", "specbranch", "sps", "vanilla"} <= {plan.method for plan in report.methods}

@@ -26,7 +26,7 @@ from card.tools.planner.simulate import Simulator
 from card.tools.planner.synthetic import make_synthetic
 from tests.own_block import right_checkpoint
 from tests.own_head import FORMS, random_head, save_target
-from tests.tools.planner.making import flat, toy_scene
+from tests.tools.planner.making import flat, toy_scenario
 
 RIGHT = make_synthetic(1.0, num_texts=1, num_tokens=401)
 FACTS = DrafterFacts("a block that drafts, in the target", 1, 60_000_000, 32_000, 40_000_000)
@@ -92,22 +92,22 @@ def test_deeper_candidates_are_planned_as_often_right_as_they_are(tmp_path: Path
     chain: dict[str, Any] = {"policy": "fixed", "num_speculative_tokens": 4}
     with LLM(target, "mtp", method="sps", dtype="float32", placement="inline", max_num_seqs=1, **chain) as llm:
         real = counts([one.stats for one in llm.generate([list(prompt) for prompt in prompts], params)])
-    scene = toy_scene(target=TARGET, draft=BLOCK, recording=recording)
-    assert counts(Simulator(scene).run("sps", {**chain, "placement": "inline"}).stats) == real
+    scenario = toy_scenario(target=TARGET, draft=BLOCK, recording=recording)
+    assert counts(Simulator(scenario).run("sps", {**chain, "placement": "inline"}).stats) == real
 
     def without_deeper(text: RecordedText) -> RecordedText:
         return msgspec.structs.replace(text, deeper_ids=b"", deeper_logprobs=b"")
 
     flat_texts = tuple(without_deeper(text) for text in recording.texts)
-    hopeful = replace(scene, recording=msgspec.structs.replace(recording, texts=flat_texts))
+    hopeful = replace(scenario, recording=msgspec.structs.replace(recording, texts=flat_texts))
     planned = counts(Simulator(hopeful).run("sps", {**chain, "placement": "inline"}).stats)
     assert sum(accepted for *_, accepted in planned) > 1.2 * sum(accepted for *_, accepted in real) > 0
 
 
 def seconds_a_round(draft: Profile) -> float:
-    scene = toy_scene(target=TARGET, draft=draft, recording=RIGHT)
+    scenario = toy_scenario(target=TARGET, draft=draft, recording=RIGHT)
     settings: dict[str, Any] = {"num_speculative_tokens": 4}
-    run = Simulator(scene).run("sps", settings)
+    run = Simulator(scenario).run("sps", settings)
     assert run.total.mean_acceptance_length == pytest.approx(5.0)
     return run.decode_s / (run.num_tokens / 5)
 
@@ -126,7 +126,7 @@ def test_a_round_of_a_block_runs_the_accepted_tokens_again_and_one_of_a_draft_mo
     "method", [name for name, one in methods().items() if one.needs_draft and not one.needs_training]
 )
 def test_texts_are_the_recorded_ones_with_every_method(method: str) -> None:
-    simulator = Simulator(toy_scene(target=TARGET, draft=BLOCK))
+    simulator = Simulator(toy_scenario(target=TARGET, draft=BLOCK))
     assert simulator.run(method).total.verified_tokens
 
 
@@ -141,4 +141,4 @@ def test_a_plan_tells_what_the_drafter_reads(tmp_path: Path) -> None:
 
 def test_a_block_is_not_planned_on_a_draft_server() -> None:
     with pytest.raises(PlanError, match="states, which do not leave the process: plan it without a draft server"):
-        replace(toy_scene(draft=BLOCK), network_s=0.005)
+        replace(toy_scenario(draft=BLOCK), network_s=0.005)

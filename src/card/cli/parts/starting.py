@@ -18,8 +18,8 @@ from card.cli.parts.interrupts import leaving_at_once
 from card.config.registry import find_method
 from card.links.child import DrafterChild
 from card.machine.container import cpu_quota, num_usable_cores
+from card.machine.heartbeat import Heartbeat, write_line
 from card.machine.importing import load_module
-from card.machine.pulse import Pulse, write_line
 
 T = TypeVar("T")
 Say = Callable[[str], None]  # shows the current step, such as "loading demo-target"
@@ -29,7 +29,7 @@ Say = Callable[[str], None]  # shows the current step, such as "loading demo-tar
 def spinner(words: str, *, in_pipes: bool = False, write: Say = write_line) -> Iterator[Say]:
     """Spin until the block ends; yields a function that changes the words.
 
-    If standard error is no terminal, a line with the words is written now and then (`Pulse`).
+    If standard error is no terminal, a line with the words is written now and then (`Heartbeat`).
 
     Args:
         in_pipes: without a terminal, also write each change as a line.
@@ -46,7 +46,7 @@ def spinner(words: str, *, in_pipes: bool = False, write: Say = write_line) -> I
 
         if in_pipes:
             write(words)
-        with Pulse(lambda: now, write):
+        with Heartbeat(lambda: now, write):
             yield say
         return
     console = import_module("rich.console").Console(stderr=True)  # only if it draws, as importing it takes a while

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from card.machine.pulse import Pulse
+from card.machine.heartbeat import Heartbeat
 
 _WIDEST = 10_000
 
@@ -53,7 +53,7 @@ def progress_bar() -> Iterator[Progress]:
     console = Console(stderr=True)
     is_drawn = console.is_terminal
     progress = Progress(*columns, console=console, transient=True, disable=not is_drawn)
-    with progress, nullcontext() if is_drawn else Pulse(lambda: progress_in_words(progress)):
+    with progress, nullcontext() if is_drawn else Heartbeat(lambda: progress_in_words(progress)):
         yield progress
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from card.machine.file_locks import alone_at, is_held
 from card.machine.folders import PRIVATE_FOLDER, is_safe_folder, make_private, why_unsafe
 from card.machine.memory import is_shortage
-from card.models.files.sealed import is_whole, seal
+from card.models.files.checksums import is_whole, write_checksums
 from card.models.warn_once import warn_once
 
 KEPT_FOLDER = "gguf"  # below the cache folder
@@ -112,7 +112,7 @@ class KeptWeights:
             write(unfinished)
             if self._source is not None:
                 (unfinished / _SOURCE_NAME).write_bytes(os.fsencode(self._source.absolute()))
-            seal(unfinished)
+            write_checksums(unfinished)
             shutil.rmtree(folder, ignore_errors=True)  # what was damaged, or what others could write to
             return unfinished.rename(folder)
         finally:

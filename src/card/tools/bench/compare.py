@@ -11,8 +11,8 @@ import numpy as np
 
 from card.config import ResolvedParams
 from card.kernels.number_types import FLOAT32, STORED_DTYPES, Floats, dtype_name
+from card.models.by_transformers import torch_module
 from card.models.loaded_model import LoadedModel
-from card.models.others import others
 from card.models.own.decoder_model import DecoderModel
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
@@ -61,7 +61,7 @@ class TextJudge:
     def _logits(self, text_ids: tuple[int, ...]) -> Floats:
         """Return the logits [V] after a text, from the model's own modules if it has them."""
         if not isinstance(self._target, DecoderModel):
-            theirs: Floats = others("transformers.modules", "the target").own_logits(self._target, text_ids)
+            theirs: Floats = torch_module("transformers.modules", "the target").own_logits(self._target, text_ids)
             return theirs
         runner = plain_runner(self._target, max_model_len=len(text_ids), max_tree_rows=0)
         logits: Floats = runner.forward([Extension.of_text(runner.open(), text_ids)])[0][-1]

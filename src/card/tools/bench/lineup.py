@@ -23,12 +23,12 @@ from card.kernels.number_types import dtype_name
 from card.machine.importing import needs_torch
 from card.machine.threads import pinned
 from card.models.block_loading import is_state_drafter
+from card.models.by_transformers import has_transformers, torch_module
 from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
-from card.models.others import has_others, others
 from card.models.own.decoder_model import is_int8
 from card.models.own.reasons import could_run_int8, is_exact
 from card.tools.bench.compare import TextJudge
@@ -183,7 +183,7 @@ def make_plan(
                     f"row {name} runs without the target's states, which {pair.draft} reads; leave the row out"
                 )
         for name in names:
-            if name in THEIRS and not has_others():
+            if name in THEIRS and not has_transformers():
                 raise MissingError(needs_torch(f"row {name}"))
             head = needed_head(name)
             if head is not None and settings.own.get(head) is None:
@@ -342,7 +342,7 @@ class Lineup:
         return settings
 
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
-        modules_of = others("transformers.modules", f"row {name}").modules_of
+        modules_of = torch_module("transformers.modules", f"row {name}").modules_of
         rows = import_module(_THEIR_ROWS)  # with torch, which all other rows do without
         cores, assistant, lengths = self._settings.cores_of(name), None, list[int | None]([None])
         if needs_draft(name):

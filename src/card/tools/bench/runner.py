@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from card.config import ResolvedParams
 from card.engine.trace import Trace
 from card.errors import BenchError, PromptError, SettingsError
-from card.machine.pulse import Pulse
+from card.machine.heartbeat import Heartbeat
 from card.text.answers import final_number
 from card.text.tokenizer import Tokenizer
 from card.text.tokens import decode
@@ -330,7 +330,7 @@ def _progress_lines(console: Console, words: Callable[[], str]) -> AbstractConte
     """Write a line now and then in the block, where nothing can be drawn."""
     if console.is_terminal:
         return nullcontext()
-    return Pulse(words, lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+    return Heartbeat(words, lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
 
 
 class BenchProgress(Progress):

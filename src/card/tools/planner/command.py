@@ -29,7 +29,7 @@ from card.tools.planner.recorder import RecordRequest
 from card.tools.planner.recorder import record as record_pair
 from card.tools.planner.recording import Recording, load_recording, save_recording
 from card.tools.planner.requests import PoolRequest
-from card.tools.planner.scene import Scene
+from card.tools.planner.scenario import Scenario
 from card.tools.planner.synthetic import make_synthetic
 
 _SHOWN_TOKENS = (1, 2, 4, 8, 16, 32, 64)  # rows of a profile's table
@@ -115,7 +115,7 @@ def plan(
         else:
             print_edge(Console(), edges, is_wide=wide)
         return
-    scene = Scene(
+    scenario = Scenario(
         target=load_profile(target),
         draft=load_profile(draft) if draft else None,
         recording=_recording(recording, synthetic),
@@ -125,9 +125,9 @@ def plan(
     with spinner("planning") as say:
         if pool:
             request = PoolRequest(delays_s=tuple(delay / 1e3 for delay in delays_ms), **given(options))
-            study = make_pool_study(scene, request, tell=say)
+            study = make_pool_study(scenario, request, tell=say)
         else:
-            report = make_plan(scene, methods or (), searches=search, tell=say)
+            report = make_plan(scenario, methods or (), searches=search, say=say)
     if as_json:
         click.echo(json.dumps(asdict(study if pool else report), ensure_ascii=False))
     elif pool:

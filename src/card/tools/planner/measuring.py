@@ -12,13 +12,13 @@ from card.assembly.latency.timing import measure_pass_cost
 from card.errors import PlanError, named
 from card.machine.threads import CoreSet, default_threads, pinned
 from card.models.block_loading import is_state_drafter, require_block
+from card.models.by_transformers import torch_module
 from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loaded_model import LoadedModel
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
-from card.models.others import others
 from card.models.own.eagle_head import EagleHead
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
@@ -117,7 +117,7 @@ def state_draft_of(target_name: str, draft: str, target: LoadedModel, tokenizer:
 
 
 def _device_name(device: str) -> str:
-    name: str = others("transformers.devices", f"device {device}").device_name(device)
+    name: str = torch_module("transformers.devices", f"device {device}").device_name(device)
     return name
 
 

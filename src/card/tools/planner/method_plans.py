@@ -9,7 +9,7 @@ from card.config import DraftSettings
 from card.config.registry import find_method, methods
 from card.errors import PlanError, SettingsError
 from card.models.drafter_facts import DrafterFacts
-from card.tools.planner.scene import Scene, plan_method
+from card.tools.planner.scenario import Scenario, plan_method
 from card.tools.planner.simulate import Simulator, VirtualRun, sample_texts
 
 # Settings of `DraftSettings` that are searched for each method, in this order.
@@ -86,47 +86,47 @@ class PlanReport:
 
 
 def make_plan(
-    scene: Scene, names: Sequence[str] = (), *, searches: bool = True, tell: Callable[[str], None] = lambda _: None
+    scenario: Scenario, names: Sequence[str] = (), *, searches: bool = True, say: Callable[[str], None] = lambda _: None
 ) -> PlanReport:
     """Run the methods in virtual time.
 
     Args:
         names: which methods; empty: all that can run.
         searches: look for better settings, and for the effect of each.
-        tell: called with the method that runs next.
+        say: called with the method that runs next.
     Raises: SettingsError for an unknown method; PlanError if a named one cannot run here.
     """
-    simulator = Simulator(scene)
-    tell(_BASELINE)
+    simulator = Simulator(scenario)
+    say(_BASELINE)
     baseline = simulator.run(_BASELINE)
     plans: list[MethodPlan] = []
     left_out: dict[str, str] = {}
     for name in names or methods():
         find_method(name)
-        tell(name)
+        say(name)
         try:
-            plan_method(scene, name, {})
+            plan_method(scenario, name, {})
         except (PlanError, SettingsError) as error:
             if names:
                 raise
             left_out[name] = str(error)
             continue
         plans.append(_plan_one(simulator, name, baseline, searches=searches))
-    profiles = (scene.target, *([scene.draft] if scene.draft else []))
+    profiles = (scenario.target, *([scenario.draft] if scenario.draft else []))
     return PlanReport(
-        target=scene.target.name,
-        draft=scene.draft.name if scene.draft else "",
-        recording=scene.recording.source,
-        num_texts=len(scene.recording.texts),
-        num_tokens=scene.recording.num_tokens,
-        agreement=scene.recording.agreement(),
+        target=scenario.target.name,
+        draft=scenario.draft.name if scenario.draft else "",
+        recording=scenario.recording.source,
+        num_texts=len(scenario.recording.texts),
+        num_tokens=scenario.recording.num_tokens,
+        agreement=scenario.recording.agreement(),
         is_measured=all(profile.measured for profile in profiles),
         sources=tuple(profile.source for profile in profiles),
-        cores=scene.num_threads,
-        concurrency=scene.concurrency,
-        network_s=scene.network_s,
-        drafter=scene.draft.drafter if scene.draft else None,
-        draft_row_bytes=scene.draft.kv_row_bytes if scene.draft else 0,
+        cores=scenario.num_threads,
+        concurrency=scenario.concurrency,
+        network_s=scenario.network_s,
+        drafter=scenario.draft.drafter if scenario.draft else None,
+        draft_row_bytes=scenario.draft.kv_row_bytes if scenario.draft else 0,
         methods=tuple(sorted(plans, key=lambda plan: -plan.best_tokens_per_s)),
         left_out=left_out,
     )
@@ -175,7 +175,7 @@ class _Search:
         self._name = name
         self._knobs = KNOBS[name]
         self._speeds: dict[tuple[tuple[str, int], ...], float] = {}
-        self._text_idxs = sample_texts(simulator.scene)
+        self._text_idxs = sample_texts(simulator.scenario)
         defaults = DraftSettings()
         self._shipped = {knob: int(getattr(defaults, knob)) for knob in self._knobs}
         if "num_speculative_tokens" in self._shipped:

@@ -19,7 +19,7 @@ from card.links.server import ServerLimits
 from card.machine.pass_cost import PassCost
 from card.tools.planner.profile import Overheads
 from card.tools.planner.requests import PoolRequest
-from card.tools.planner.scene import Scene, plan_method, setups_of
+from card.tools.planner.scenario import Scenario, plan_method, setups_of
 from card.tools.planner.simulate import Simulator, VirtualRun, sample_texts
 
 DEFAULT_SLOWDOWNS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 64.0)
@@ -58,21 +58,24 @@ class PoolRun:
     busy_targets: float
 
 
-def measure_service(scene: Scene, method: str = "card", slowdowns: Sequence[float] = DEFAULT_SLOWDOWNS) -> ServiceCurve:
+def measure_service(
+    scenario: Scenario, method: str = "card", slowdowns: Sequence[float] = DEFAULT_SLOWDOWNS
+) -> ServiceCurve:
     """Run one target beside slower and slower drafters.
 
     Args:
-        scene: with the delay of the network.
+        scenario: with the delay of the network.
         slowdowns: rising, from 1 on.
-    Raises: PlanError for a scene without a network or a drafter.
+    Raises: PlanError for a scenario without a network or a drafter.
     """
-    if scene.network_s is None or scene.draft is None:
+    if scenario.network_s is None or scenario.draft is None:
         raise PlanError("a pool needs a draft model and the delay of a network, 0 or more")
-    idxs = sample_texts(scene)
-    runs = [Simulator(replace(scene, draft_factor=by)).run(method, text_idxs=idxs) for by in slowdowns]
-    plain = Simulator(scene).run("vanilla", text_idxs=idxs)
-    cost = _pass_cost(scene, method)
-    mean_len = sum(len(t.prompt_ids) + len(t.token_ids) / 2 for t in scene.recording.texts) / len(scene.recording.texts)
+    idxs = sample_texts(scenario)
+    runs = [Simulator(replace(scenario, draft_factor=by)).run(method, text_idxs=idxs) for by in slowdowns]
+    plain = Simulator(scenario).run("vanilla", text_idxs=idxs)
+    cost = _pass_cost(scenario, method)
+    texts = scenario.recording.texts
+    mean_len = sum(len(t.prompt_ids) + len(t.token_ids) / 2 for t in texts) / len(texts)
     return ServiceCurve(
         method=method,
         slowdowns=tuple(slowdowns),
@@ -85,11 +88,11 @@ def measure_service(scene: Scene, method: str = "card", slowdowns: Sequence[floa
     )
 
 
-def _pass_cost(scene: Scene, method: str) -> _BeamsCost:
-    assert scene.draft is not None
-    setup = setups_of(scene, plan_method(scene, method, {})).far_draft
+def _pass_cost(scenario: Scenario, method: str) -> _BeamsCost:
+    assert scenario.draft is not None
+    setup = setups_of(scenario, plan_method(scenario, method, {})).far_draft
     assert setup is not None
-    return _BeamsCost(setup.true_cost(), scene.draft.overheads)
+    return _BeamsCost(setup.true_cost(), scenario.draft.overheads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +120,9 @@ def _nodes_per_pass(run: VirtualRun, cost: _BeamsCost, rows: float) -> float:
 class PoolModel:
     """The speed of targets that share a drafter, by their number."""
 
-    def __init__(self, scene: Scene, service: ServiceCurve) -> None:
+    def __init__(self, scenario: Scenario, service: ServiceCurve) -> None:
         self.service = service
-        self._pass = _pass_cost(scene, service.method)
+        self._pass = _pass_cost(scenario, service.method)
 
     def run(self, num_targets: int, load: float = 1.0) -> PoolRun:
         """Return the figures of a pool under a load; 1 or more keeps all targets busy.
@@ -187,7 +190,9 @@ class PoolStudy:
     points: tuple[PoolPoint, ...]
 
 
-def make_pool_study(scene: Scene, request: PoolRequest, tell: Callable[[str], None] = lambda _: None) -> PoolStudy:
+def make_pool_study(
+    scenario: Scenario, request: PoolRequest, tell: Callable[[str], None] = lambda _: None
+) -> PoolStudy:
     """Measure one target in virtual time at each delay, then predict pools of all sizes.
 
     Raises: PlanError, SettingsError as `measure_service`.
@@ -196,7 +201,7 @@ def make_pool_study(scene: Scene, request: PoolRequest, tell: Callable[[str], No
     points: list[PoolPoint] = []
     for delay_s in request.delays_s:
         tell(f"running targets {1e3 * delay_s:g} ms away from slower and slower drafters")
-        there = replace(scene, network_s=delay_s, concurrency=1)
+        there = replace(scenario, network_s=delay_s, concurrency=1)
         service = measure_service(there, request.method)
         services.append(service)
         model = PoolModel(there, service)

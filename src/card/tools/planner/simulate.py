@@ -13,7 +13,7 @@ from card.engine.metrics import RequestStats
 from card.errors import PlanError
 from card.tools.planner.own_drafts import has_own_drafter
 from card.tools.planner.replayed_texts import ReplayedTexts
-from card.tools.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
+from card.tools.planner.scenario import Scenario, build_stage, make_request, plan_method, replayed_texts
 
 _SAMPLE_TOKENS = 600
 _NUM_WARM_UPS = 1  # texts decoded first, while a policy learns; they do not count
@@ -40,10 +40,10 @@ class VirtualRun:
 
 
 class Simulator:
-    """Runs methods in one scene; they share what was computed from the recording."""
+    """Runs methods in one scenario; they share what was computed from the recording."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
         self._texts: dict[tuple[int, str], ReplayedTexts] = {}
 
     def run(
@@ -57,34 +57,34 @@ class Simulator:
         Raises: SettingsError, PlanError for settings that cannot be followed; PlanError if a text differs from
             the recorded one.
         """
-        scene = self.scene
-        plan = plan_method(scene, method, settings or {})
+        scenario = self.scenario
+        plan = plan_method(scenario, method, settings or {})
         texts = self.texts(plan)
-        parts = build_stage(scene, plan, texts)
+        parts = build_stage(scenario, plan, texts)
         chosen = list(text_idxs) or list(range(len(texts.prompts)))
         try:
-            decode(parts, scene, texts, chosen[:_NUM_WARM_UPS], first_id=0)
+            decode(parts, scenario, texts, chosen[:_NUM_WARM_UPS], first_id=0)
             started = parts.clock()
-            stats = decode(parts, scene, texts, chosen, first_id=len(chosen))
+            stats = decode(parts, scenario, texts, chosen, first_id=len(chosen))
         finally:
             parts.close()
-        return summary_of(plan, stats, parts.clock() - started if scene.concurrency > 1 else None)
+        return summary_of(plan, stats, parts.clock() - started if scenario.concurrency > 1 else None)
 
     def texts(self, plan: Plan) -> ReplayedTexts:
         """Return the texts with as many candidates as the plan reads."""
         key = plan.draft.branch, plan.method.name if has_own_drafter(plan.method) else ""
         made = self._texts.get(key)
         if made is None:
-            made = self._texts[key] = replayed_texts(self.scene, plan)
+            made = self._texts[key] = replayed_texts(self.scenario, plan)
         return made
 
 
-def sample_texts(scene: Scene) -> tuple[int, ...]:
+def sample_texts(scenario: Scenario) -> tuple[int, ...]:
     """Return the first texts, enough to compare settings on."""
     idxs: list[int] = []
     num_tokens = 0
-    for idx, text in enumerate(scene.recording.texts):
-        if num_tokens >= _SAMPLE_TOKENS and len(idxs) >= scene.concurrency:
+    for idx, text in enumerate(scenario.recording.texts):
+        if num_tokens >= _SAMPLE_TOKENS and len(idxs) >= scenario.concurrency:
             break
         idxs.append(idx)
         num_tokens += len(text.token_ids)
@@ -92,7 +92,7 @@ def sample_texts(scene: Scene) -> tuple[int, ...]:
 
 
 def decode(
-    parts: Parts, scene: Scene, texts: ReplayedTexts, text_idxs: Sequence[int], *, first_id: int
+    parts: Parts, scenario: Scenario, texts: ReplayedTexts, text_idxs: Sequence[int], *, first_id: int
 ) -> list[RequestStats]:
     """Decode these texts and return their counters. Raises: PlanError if one differs from the recorded text."""
     waiting = list(enumerate(text_idxs, first_id))[::-1]
@@ -101,10 +101,10 @@ def decode(
     stats: dict[int, RequestStats] = {}
     num_open = 0
     while waiting or num_open:
-        while waiting and num_open < scene.concurrency:
+        while waiting and num_open < scenario.concurrency:
             request_id, text_idx = waiting.pop()
             parts.engine.forget_prefixes()
-            parts.engine.add(parts.engine.check(make_request(parts, scene, texts, text_idx, request_id)))
+            parts.engine.add(parts.engine.check(make_request(parts, scenario, texts, text_idx, request_id)))
             answers[request_id], wanted[request_id] = [], texts.answers[text_idx]
             num_open += 1
         for update in parts.engine.step():

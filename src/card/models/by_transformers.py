@@ -11,18 +11,18 @@ from card.machine.importing import load_module, needs_torch
 _NEEDED = ("torch", "transformers")
 
 
-def has_others() -> bool:
+def has_transformers() -> bool:
     """Return whether what runs them is installed."""
     return all(find_spec(package) is not None for package in _NEEDED)
 
 
-def others(module: str, why: str) -> Any:
+def torch_module(module: str, why: str) -> Any:
     """Return a module of `card.theirs`.
 
     Args:
         why: what asks for it, in words that precede the command which installs it.
     Raises: MissingError if the packages that it needs are not installed.
     """
-    if not has_others():
+    if not has_transformers():
         raise MissingError(needs_torch(why))
     return load_module(f"card.theirs.{module}", why)

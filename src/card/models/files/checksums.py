@@ -22,7 +22,7 @@ class _File(msgspec.Struct, frozen=True):
     written_at: tuple[int, int]  # times of the last change of content and of anything, which no program can set
 
 
-def seal(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """List what the files of a folder hold, and make them writable for this user only. Raises: OSError."""
     for one in folder.iterdir():
         one.chmod(PRIVATE_FILE)
@@ -31,18 +31,18 @@ def seal(folder: Path) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether the files of a folder are as they were sealed, and writable for this user only.
+    """Return whether the files of a folder are as they were listed, and writable for this user only.
 
     Files that were not touched since then are not read: weights are gigabytes, and a start takes seconds.
 
     Raises: OSError.
     """
     try:
-        sealed = msgspec.json.decode(read_kept(folder / _NAME), type=dict[str, _File])
+        listed = msgspec.json.decode(read_kept(folder / _NAME), type=dict[str, _File])
     except (ValueError, msgspec.MsgspecError, RecursionError):  # ValueError: words that are no UTF-8
         return False
     names = {one.name for one in folder.iterdir()} - {_NAME}
-    return names == sealed.keys() and all(_is_same(folder / name, file) for name, file in sealed.items())
+    return names == listed.keys() and all(_is_same(folder / name, file) for name, file in listed.items())
 
 
 def _is_same(path: Path, file: _File) -> bool:

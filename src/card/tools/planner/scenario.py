@@ -46,14 +46,14 @@ _LEAST_CANDIDATES = 8
 _FEW_TOKENS = 4  # of a verification, as of `Profile.setup`
 _GREEDY = SamplingParams(temperature=0.0, seed=0).resolved()
 _THREAD_LATENCY_S = 2e-5  # of a message between threads
-_SERVER = "tcp://planned:1"  # the draft server of a scene with a network
+_SERVER = "tcp://planned:1"  # the draft server of a scenario with a network
 _ROOM_BYTES = 1 << 40  # for the KV of drafters: a replayed model has none
 _STATE_WRITER = "card.family.states.writer:StateWriter"
 _ANYWHERE = CorePlan(CoreSet(), CoreSet(), ())  # in virtual time no thread is pinned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Scenario:
     """A pair, its recording, and the hardware to plan for."""
 
     target: Profile
@@ -61,9 +61,7 @@ class Scene:
     draft: Profile | None = None
     cores: int | None = setting(None, least=1)  # of both models; None: the most of the target's profile
     draft_threads: int = setting(1, least=1)  # of a drafter in its own process
-    network_s: float | None = setting(
-        None, least=0, below=math.inf
-    )  # one-way delay of a draft server; None: the drafter is local
+    network_s: float | None = setting(None, least=0, below=math.inf)  # one-way delay of a draft server; None: local
     has_draft_here: bool = False  # beside that draft server: a drafter in turns, too
     concurrency: int = setting(1, least=1)  # requests at once
     draft_factor: float = setting(1.0, least=0, below=math.inf)  # by which drafter passes take longer than profiled
@@ -111,7 +109,7 @@ class Setups:
 class _ProfiledLatencies:
     """Costs of passes from the profiles."""
 
-    scene: Scene
+    scenario: Scenario
 
     def with_useful_threads(self, cores: CorePlan) -> CorePlan:
         """Return the cores unchanged: `setups_of` finds the fastest number of threads."""
@@ -119,17 +117,17 @@ class _ProfiledLatencies:
 
     def target(self, plan: Plan, schedule: Schedule) -> PassCost:
         """Return the cost of the target's passes under a schedule."""
-        setups = setups_of(self.scene, plan)
+        setups = setups_of(self.scenario, plan)
         return (setups.beside if schedule == "beside" else setups.alone).pass_cost()
 
     def drafter(self, plan: Plan, schedule: Schedule) -> PassCost | None:
         """Return the cost of the drafter's passes under a schedule."""
-        setups = setups_of(self.scene, plan)
+        setups = setups_of(self.scenario, plan)
         setup = setups.far_draft if schedule == "beside" else setups.own_draft
         return setup.pass_cost() if setup is not None else None
 
 
-def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
+def plan_method(scenario: Scenario, name: str, changes: Mapping[str, Any]) -> Plan:
     """Return the engine's plan of a method with these settings.
 
     Raises: SettingsError for settings that contradict each other; PlanError for settings that a plan cannot follow, or
@@ -137,40 +135,40 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     """
     method = find_method(name)
     check_exact(method)
-    _check_recorded(scene.recording, method)
+    _check_recorded(scenario.recording, method)
     engine_changes, _ = split_settings(changes)
     asked = engine_changes.keys() - {"own"} | engine_changes.get("own", {}).keys()
     for unknown in sorted(asked - KNOWN_ENGINE_SETTINGS):
         raise PlanError(
             f"a plan cannot follow {unknown}; it knows {', '.join(sorted(KNOWN_ENGINE_SETTINGS))} and how to draft"
         )
-    hardware: dict[str, Any] = {"device": "cuda" if scene.num_threads is None else "cpu"}
-    if scene.network_s is not None:
+    hardware: dict[str, Any] = {"device": "cuda" if scenario.num_threads is None else "cpu"}
+    if scenario.network_s is not None:
         hardware["draft_address"] = _SERVER
-    longest = max(len(text.prompt_ids) + len(text.token_ids) for text in scene.recording.texts)
+    longest = max(len(text.prompt_ids) + len(text.token_ids) for text in scenario.recording.texts)
     facts = Facts(
-        has_draft=scene.network_s is None or scene.has_draft_here,
-        wants_states=scene.reads_states,
-        cores=None if scene.num_threads is None else tuple(range(scene.num_threads)),
-        spare_cores=_spare_cores(scene),
-        longest_text=longest + scene.recording.max_tokens,
-        latencies=_ProfiledLatencies(scene),
+        has_draft=scenario.network_s is None or scenario.has_draft_here,
+        wants_states=scenario.reads_states,
+        cores=None if scenario.num_threads is None else tuple(range(scenario.num_threads)),
+        spare_cores=_spare_cores(scenario),
+        longest_text=longest + scenario.recording.max_tokens,
+        latencies=_ProfiledLatencies(scenario),
     )
-    asked = {"max_num_seqs": scene.concurrency, "draft_threads": scene.draft_threads, **changes, **hardware}
+    asked = {"max_num_seqs": scenario.concurrency, "draft_threads": scenario.draft_threads, **changes, **hardware}
     plan = resolve(readable(asked, name), facts, method=name)
-    setups_of(scene, plan)
+    setups_of(scenario, plan)
     return replace(plan, cores=_ANYWHERE)
 
 
-def _spare_cores(scene: Scene) -> int:
+def _spare_cores(scenario: Scenario) -> int:
     """Return the cores that a drafter's process may take because the target is as fast without them."""
-    threads = scene.num_threads
-    least = min((setup.threads for setup in scene.target.setups if setup.threads is not None), default=0)
-    if threads is None or threads - scene.draft_threads < least:
+    threads = scenario.num_threads
+    least = min((setup.threads for setup in scenario.target.setups if setup.threads is not None), default=0)
+    if threads is None or threads - scenario.draft_threads < least:
         return 0
-    with_all, without = (scene.target.setup(count) for count in (threads, threads - scene.draft_threads))
+    with_all, without = (scenario.target.setup(count) for count in (threads, threads - scenario.draft_threads))
     is_as_fast = without.pass_cost().seconds(_FEW_TOKENS) <= AS_FAST * with_all.pass_cost().seconds(_FEW_TOKENS)
-    return scene.draft_threads if is_as_fast else 0
+    return scenario.draft_threads if is_as_fast else 0
 
 
 def _check_recorded(recording: Recording, method: Method) -> None:
@@ -186,32 +184,32 @@ def _check_recorded(recording: Recording, method: Method) -> None:
         )
 
 
-def setups_of(scene: Scene, plan: Plan) -> Setups:
+def setups_of(scenario: Scenario, plan: Plan) -> Setups:
     """Return the setups of a plan's models. Raises: PlanError if a profile is missing, or has too many threads."""
-    threads = scene.num_threads
-    alone = beside = _target_setup(scene, threads, plan)
+    threads = scenario.num_threads
+    alone = beside = _target_setup(scenario, threads, plan)
     if not plan.placements:
         return Setups(alone, beside, None, None)
-    if scene.draft is None:
+    if scenario.draft is None:
         raise PlanError(f"method {plan.method.name} needs the profile of a draft model; give --draft")
     if plan.has_drafter_process and threads is not None:
-        if threads <= scene.draft_threads:
+        if threads <= scenario.draft_threads:
             raise PlanError(f"{threads} cores leave none for the target beside a drafter; set schedule turns")
-        beside = _target_setup(scene, threads - scene.draft_threads, plan)
-    near = scene.draft.setup_of(alone.threads) if "turns" in plan.placements else None  # as many as the target
-    far = scene.draft.setup_of(scene.draft_threads) if "beside" in plan.placements else None
+        beside = _target_setup(scenario, threads - scenario.draft_threads, plan)
+    near = scenario.draft.setup_of(alone.threads) if "turns" in plan.placements else None  # as many as the target
+    far = scenario.draft.setup_of(scenario.draft_threads) if "beside" in plan.placements else None
     return Setups(alone, beside, near, far)
 
 
-def _target_setup(scene: Scene, most_threads: int | None, plan: Plan) -> Setup:
+def _target_setup(scenario: Scenario, most_threads: int | None, plan: Plan) -> Setup:
     """Return the target's setup: the fastest with at most ``most_threads``, unless the settings fix the number."""
     if plan.settings.threads is None or most_threads is None:
-        return scene.target.setup(most_threads)
-    return scene.target.setup_of(min(plan.settings.threads, most_threads))
+        return scenario.target.setup(most_threads)
+    return scenario.target.setup_of(min(plan.settings.threads, most_threads))
 
 
 def build_stage(
-    scene: Scene,
+    scenario: Scenario,
     plan: Plan,
     texts: ReplayedTexts,
     *,
@@ -228,37 +226,37 @@ def build_stage(
     far: DrafterLink | None = None
     near: DrafterLink | None = None
     if "beside" in plan.placements:
-        drafter = drafter or _drafter(scene, plan, texts)
-        far = VirtualLink(drafter, clock, message_s=scene.target.overheads.message_s)
+        drafter = drafter or _drafter(scenario, plan, texts)
+        far = VirtualLink(drafter, clock, message_s=scenario.target.overheads.message_s)
     if "turns" in plan.placements:
-        model = draft_model(scene, plan, texts, clock, shown)
-        near = link_here("inline", _draft_writer(scene, plan, model, takes_turns=True), clock=clock)
+        model = draft_model(scenario, plan, texts, clock, shown)
+        near = link_here("inline", _draft_writer(scenario, plan, model, takes_turns=True), clock=clock)
     link = SwitchLink(far, near, clock) if far and near else far or near
-    target = _target_model(scene, plan, texts, clock, shown)
-    latencies = _ProfiledLatencies(scene)
-    writers = {name: _timed_writer(scene, plan, texts, name, clock) for name in plan.writers}
-    shown_to = [*consumers, *([ShownStates(link, BLANK_STATES)] if link and scene.reads_states else [])]
+    target = _target_model(scenario, plan, texts, clock, shown)
+    latencies = _ProfiledLatencies(scenario)
+    writers = {name: _timed_writer(scenario, plan, texts, name, clock) for name in plan.writers}
+    shown_to = [*consumers, *([ShownStates(link, BLANK_STATES)] if link and scenario.reads_states else [])]
     watchers = Watchers(target.features, shown_to) if shown_to else None
     models = Models(target=target, link=link, latencies=latencies, writers=writers, watchers=watchers)
     shown.parts = build(plan, models, clock=clock)
     return shown.parts
 
 
-def _timed_writer(scene: Scene, plan: Plan, texts: ReplayedTexts, name: str, clock: VirtualClock) -> LocalWriter:
+def _timed_writer(scenario: Scenario, plan: Plan, texts: ReplayedTexts, name: str, clock: VirtualClock) -> LocalWriter:
     """Return a local writer whose proposals take time: a constant for a head, else in proportion to their number.
 
     Raises: SettingsError for settings that it cannot follow.
     """
-    overheads = scene.target.overheads
+    overheads = scenario.target.overheads
     if name == HEAD:
         return VirtualWriter(ReplayedHead(texts), clock, lambda _: overheads.by_writer.get(HEAD, 0.0))
     writer = find_writer(name)(plan.settings, texts.vocab_size, "")
     return VirtualWriter(writer, clock, partial(overheads.of_proposal, name))
 
 
-def _draft_writer(scene: Scene, plan: Plan, model: ReplayedModel, *, takes_turns: bool) -> DraftWriter:
+def _draft_writer(scenario: Scenario, plan: Plan, model: ReplayedModel, *, takes_turns: bool) -> DraftWriter:
     """Return the writer for the draft model of a plan."""
-    if scene.reads_states:
+    if scenario.reads_states:
         writer: DraftWriter = load_place(_STATE_WRITER)(model, BlankInputs(), _ROOM_BYTES)
         return writer
     parallel, length = None, plan.draft.num_speculative_tokens
@@ -269,32 +267,32 @@ def _draft_writer(scene: Scene, plan: Plan, model: ReplayedModel, *, takes_turns
     return make_writer(model, _ROOM_BYTES, takes_turns=takes_turns, parallel=parallel)
 
 
-def _drafter(scene: Scene, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
+def _drafter(scenario: Scenario, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
     """Return a drafter outside the target's thread, with a clock of its own."""
     clock = VirtualClock()
     is_thread = plan.placements["beside"] == "thread"
-    delay_s = _THREAD_LATENCY_S if is_thread else scene.target.overheads.latency_s + (scene.network_s or 0.0)
-    writer = _draft_writer(scene, plan, draft_model(scene, plan, texts, clock), takes_turns=False)
+    delay_s = _THREAD_LATENCY_S if is_thread else scenario.target.overheads.latency_s + (scenario.network_s or 0.0)
+    writer = _draft_writer(scenario, plan, draft_model(scenario, plan, texts, clock), takes_turns=False)
     return VirtualDrafter(writer, clock, delay_s=delay_s)
 
 
-def replayed_texts(scene: Scene, plan: Plan) -> ReplayedTexts:
+def replayed_texts(scenario: Scenario, plan: Plan) -> ReplayedTexts:
     """Return the texts of the recording with as many candidates as the plan reads. Raises: PlanError."""
-    wanted = max(plan.draft.branch, min(_LEAST_CANDIDATES, scene.recording.num_candidates))
+    wanted = max(plan.draft.branch, min(_LEAST_CANDIDATES, scenario.recording.num_candidates))
     method = plan.method
     by_method = method.name if has_own_drafter(method) and not method.needs_head else None
-    return ReplayedTexts(scene.recording, wanted, drafted_by_method=by_method, has_head=HEAD in plan.writers)
+    return ReplayedTexts(scenario.recording, wanted, drafted_by_method=by_method, has_head=HEAD in plan.writers)
 
 
-def make_request(parts: Parts, scene: Scene, texts: ReplayedTexts, text_idx: int, request_id: int) -> Request:
+def make_request(parts: Parts, scenario: Scenario, texts: ReplayedTexts, text_idx: int, request_id: int) -> Request:
     """Return a request for one recorded text; it is decoded greedily, independent of the recording's sampling."""
-    text = scene.recording.texts[text_idx]
+    text = scenario.recording.texts[text_idx]
     num_tokens = len(text.token_ids)
     is_stopped = text.finish_reason == "stop"
     return Request(
         request_id=request_id,
         prompt_ids=texts.prompts[text_idx],
-        params=_GREEDY.replace(max_tokens=max(scene.recording.max_tokens, num_tokens) if is_stopped else num_tokens),
+        params=_GREEDY.replace(max_tokens=max(scenario.recording.max_tokens, num_tokens) if is_stopped else num_tokens),
         draft=parts.plan.draft,
         end_ids=frozenset(),
         stop_check=TextEnd(num_tokens) if is_stopped else None,
@@ -307,7 +305,7 @@ def make_request(parts: Parts, scene: Scene, texts: ReplayedTexts, text_idx: int
 
 @dataclass(slots=True)
 class _Shown:
-    """State that the two models of a scene share while it runs."""
+    """State that the two models of a scenario share while it runs."""
 
     parts: Parts | None = None
     are_targets: bool = False  # the CPU's caches hold the target's weights, and none of the drafter's
@@ -319,9 +317,11 @@ def _is_tuned(plan: Plan) -> bool:
     return plan.method.is_tuned and bool(plan.placements or plan.writers) and plan.settings.policy != "fixed"
 
 
-def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown) -> ReplayedModel:
+def _target_model(
+    scenario: Scenario, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown
+) -> ReplayedModel:
     """Return the target; its passes take the time of the policy's schedule, and its rounds their overhead."""
-    overheads, setups = scene.target.overheads, setups_of(scene, plan)
+    overheads, setups = scenario.target.overheads, setups_of(scenario, plan)
     factor = overheads.beside_factor if plan.has_drafter_process else 1.0
     costs = {False: setups.alone.true_cost(), True: setups.beside.true_cost(factor)}
     unpaid_s = 0.0  # of the present round
@@ -354,25 +354,25 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
         num_tree_rows=plan.target_tree_rows,
         on_pass=on_pass,
         on_keep=on_keep,
-        row_bytes=scene.target.kv_row_bytes or 1,
+        row_bytes=scenario.target.kv_row_bytes or 1,
         experts=costs[False].experts,
     )
 
 
 def draft_model(
-    scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown | None = None
+    scenario: Scenario, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown | None = None
 ) -> ReplayedModel:
     """Return a draft model; its passes take their own time and that of the step around them.
 
     Args:
         shown: shared with the target that it takes turns with; None if they run at the same time.
     """
-    setups = setups_of(scene, plan)
+    setups = setups_of(scenario, plan)
     setup = setups.far_draft if shown is None else setups.own_draft
-    assert scene.draft is not None and setup is not None
-    overheads = scene.draft.overheads
+    assert scenario.draft is not None and setup is not None
+    overheads = scenario.draft.overheads
     shares_machine = shown is None and plan.has_drafter_process
-    factor = scene.draft_factor * (overheads.beside_factor if shares_machine else 1.0)
+    factor = scenario.draft_factor * (overheads.beside_factor if shares_machine else 1.0)
     cost = setup.true_cost(factor)
 
     def on_pass(size: PassSize) -> None:

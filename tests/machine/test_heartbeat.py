@@ -6,7 +6,7 @@ import pytest
 
 from card.cli.parts.starting import spinner
 from card.cli.parts.tables import progress_bar, progress_in_words
-from card.machine.pulse import Pulse
+from card.machine.heartbeat import Heartbeat
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +29,15 @@ class Clock:
 def test_lines_come_after_ten_seconds_and_then_every_thirty(seconds: float, told: list[int]) -> None:
     lines: list[str] = []
     words = iter(("loading", "measuring", "decoding"))
-    Pulse(lambda: next(words), lines.append, Clock(seconds).wait).run()
+    Heartbeat(lambda: next(words), lines.append, Clock(seconds).wait).run()
     assert lines == [f"{what} ({at} s)" for what, at in zip(("loading", "measuring", "decoding"), told, strict=False)]
 
 
 def test_nothing_is_told_once_the_block_has_ended() -> None:
     lines: list[str] = []
-    with Pulse(lambda: "loading", lines.append) as pulse:
+    with Heartbeat(lambda: "loading", lines.append) as heartbeat:
         pass
-    pulse.run()
+    heartbeat.run()
     assert lines == []
 
 

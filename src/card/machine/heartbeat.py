@@ -11,7 +11,7 @@ from types import TracebackType
 FIRST_S, EVERY_S = 10.0, 30.0  # shorter work writes no line
 
 
-class Pulse:
+class Heartbeat:
     """Writes from a thread, while the block runs, what is being done and for how long."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Pulse:
         """
         self._over = threading.Event()
         self._words, self._write, self._wait = words, write or write_line, wait or self._over.wait
-        self._thread = threading.Thread(target=self.run, name="card-pulse", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="card-heartbeat", daemon=True)
 
     def run(self) -> None:
         """Tell until it is over."""
@@ -40,7 +40,7 @@ class Pulse:
             is_over = self._wait(EVERY_S)
             seconds += EVERY_S
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         """Start the thread."""
         self._thread.start()
         return self

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from card.machine import surroundings
+from card.machine import environment
 from card.machine.folders import cache_folder, expanded
 from tests.machine_code import is_kept, lent
 
@@ -56,7 +56,7 @@ def test_a_user_without_name_is_named_for_other_packages(monkeypatch: pytest.Mon
         monkeypatch.setenv(name, "")  # so that it is as it was after the test
         monkeypatch.delenv(name)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
-    surroundings.name_the_user()
+    environment.name_the_user()
     assert getpass.getuser() == f"uid-{os.getuid()}"
 
 
@@ -68,7 +68,7 @@ def test_a_user_without_home_may_write_a_tilde(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("env", [ASCII, {"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}])
 def test_arguments_and_standard_input_are_utf8_in_any_locale(env: dict[str, str]) -> None:
-    code = "from card.machine.surroundings import settle; settle(); import sys; print(ascii(sys.argv[1:]))"
+    code = "from card.machine.environment import settle; settle(); import sys; print(ascii(sys.argv[1:]))"
     assert run("-c", code, "grüße 🙂", env=env).stdout.decode().strip() == ascii(["grüße 🙂"])
 
 
@@ -91,7 +91,7 @@ def test_a_path_that_the_output_cannot_write_is_no_end(tmp_path: Path, encoding:
 def test_json_stays_json_where_the_output_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stdout", out)
-    surroundings.write_all_characters()
+    environment.write_all_characters()
     said = {"text": 'grün 🙂 \u2028 "quoted" \udcff'}
     print(json.dumps(said, ensure_ascii=False), flush=True)
     assert json.loads(out.buffer.getvalue().decode("latin-1")) == said  # type: ignore[attr-defined]
