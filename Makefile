@@ -16,6 +16,7 @@ CORE := .venv-core
 # Pythons to try the core in, and which of its tests: make test-core PYTHONS=python3.12 TESTS=tests/machine
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 TESTS ?= $(shell sed -n '/^CORE_TESTS = (/,/^)/p' tests/sources.py | grep -o '"[a-z]*"' | tr -d '"' | sed 's|.*|tests/&|') tests/crosses tests/test_without_torch.py
+PROCESSES ?= logical
 # What pytest runs by itself, and what takes long beside it: all but what needs a machine or an environment of its own.
 WITH_SLOW := $(shell sed -n "s/^addopts.* -m \"\(.*\)\"'$$/\1/p" pyproject.toml | sed 's/not slow and //')
 # In a loop over PYTHONS: the environment of one that is there.
@@ -47,9 +48,10 @@ test: ## set up everything, then check format, lint, types and run the tests, in
 collected: style
 	$(BIN)/python -m pytest -qq --collect-only > /dev/null || true
 
-# In a new clone the core's tests begin while PyTorch is being installed, which leaves one core idle for a minute.
+# In a new clone the core's tests begin while PyTorch is being installed, which leaves one core idle for a minute. A
+# process for every other core: they fill the waits of the other tests for longer.
 core-beside: $(if $(wildcard $(STAMP)),collected)
-	$(MAKE) test-core
+	$(MAKE) test-core PROCESSES=$$(( ($$(getconf _NPROCESSORS_ONLN) + 1) / 2 ))
 
 beside-core: collected
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal --beside-core
@@ -61,7 +63,7 @@ test-slow: $(STAMP) ## set up, then run the tests and all that take long with ne
 test-core: set-up-core ## for each Python of PYTHONS that is there, set up an environment without PyTorch, then run the tests of the core in it
 	for python in $(PYTHONS); do \
 		$(CORE_PLACE); \
-		$$place/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(TESTS) || exit 1; \
+		$$place/bin/python -m pytest -n $(PROCESSES) --maxprocesses 8 --dist worksteal $(TESTS) || exit 1; \
 	done
 
 set-up-core:
