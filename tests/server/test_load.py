@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -143,12 +144,20 @@ def link_of(server: Running) -> ProcessLink:
 
 
 @pytest.fixture
-def link(server: Running, monkeypatch: pytest.MonkeyPatch) -> ProcessLink:
-    """The drafter's link; it takes a silent drafter for hung soon once `strike` has been called."""
+def link(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessLink]:
+    """The drafter's link; it takes a silent drafter for hung soon once `strike` has been called.
+
+    At the end its drafter is up again: one that starts during a later test would look as if that had left it.
+    """
     link = link_of(server)
-    until(lambda: link.pid is not None and link.status.state == "up")
+
+    def is_up() -> bool:
+        return link.pid is not None and link.status.state == "up"
+
+    until(is_up)
     monkeypatch.setattr(watch_of(link), "silence_timeout_s", watch_of(link).silence_timeout_s)  # put back at the end
-    return link
+    yield link
+    until(is_up)
 
 
 def strike(link: ProcessLink, number: signal.Signals) -> None:
