@@ -66,7 +66,7 @@ def test_any_word_makes_it_well_again() -> None:
 def test_the_pause_doubles_up_to_a_limit_and_is_short_again_after_a_long_life() -> None:
     made, now, pauses = begun(), 0.0, []
     for _ in range(10):
-        made.fail(now, "it died")
+        made.fail(now, "it died", MAX_BACKOFF_S)
         start = now
         while made.advise(now) != "start":
             now += 0.01
@@ -75,13 +75,13 @@ def test_the_pause_doubles_up_to_a_limit_and_is_short_again_after_a_long_life() 
     expected = [min(FIRST_BACKOFF_S * 2**i, MAX_BACKOFF_S) for i in range(10)]
     assert pauses == pytest.approx(expected, abs=0.02)
     assert made.status.num_restarts == 10
-    made.fail(now + STABLE_AFTER_S + 1, "it died")
+    made.fail(now + STABLE_AFTER_S + 1, "it died", MAX_BACKOFF_S)
     assert made.advise(now + STABLE_AFTER_S + 1 + FIRST_BACKOFF_S) == "start"
 
 
 def test_a_drafter_that_is_forgiven_starts_again_at_once() -> None:
     made = begun()
-    made.fail(1.0, "nobody pinged")
+    made.fail(1.0, "nobody pinged", MAX_BACKOFF_S)
     assert made.advise(1.0) == "nothing"
     made.forgive()
     assert made.advise(1.0) == "start"
@@ -89,7 +89,7 @@ def test_a_drafter_that_is_forgiven_starts_again_at_once() -> None:
 
 def test_after_the_end_nothing_starts_again() -> None:
     made = begun()
-    made.fail(1.0, "it died")
+    made.fail(1.0, "it died", MAX_BACKOFF_S)
     made.end()
     assert made.advise(1000.0) == "nothing"
     assert str(made.status) == "down: closed"

@@ -83,7 +83,7 @@ class Watch:
         self.heard_at, self._pinged_at = now, None
         self.state, self.reason = "up", ""
 
-    def fail(self, now: float, reason: str, most_backoff_s: float = MAX_BACKOFF_S) -> None:
+    def fail(self, now: float, reason: str, most_backoff_s: float) -> None:
         """Note that this drafter is lost; the next one is due after the back-off."""
         if now - self.begun_at > STABLE_AFTER_S:
             self._backoff_s = FIRST_BACKOFF_S
@@ -344,4 +344,4 @@ class ZmqLink(DrafterLink, ABC):
         is_first = self._watch.incarnation == 1 and self._ready is None and not self._is_awaited
         logger.log(logging.ERROR if is_first else logging.WARNING, "%s", self._lost(reason, is_first=is_first))
         self._drop()
-        self._watch.fail(time.monotonic(), reason)
+        self._watch.fail(time.monotonic(), reason, MAX_BACKOFF_S)
