@@ -87,7 +87,7 @@ MAX_ROOM_LINES = {
     "kernels": 7500,
     "labs": 2750,
     "links": 2600,
-    "machine": 1600,
+    "machine": 1640,
     "models": 16650,
     "server": 8550,
     "text": 6950,

@@ -44,3 +44,28 @@ def test_a_path_that_another_argument_names_too_is_refused_and_keeps_its_content
             assert ran.status == 2 and ran.out == "", (other.name, form)
             assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, (other.name, form, ran.err)
             assert list(place.iterdir()) == [] if is_folder else place.read_text() == CONTENT, (other.name, form)
+
+
+_TEXTS = [
+    pytest.param(words, command, param, id=f"{' '.join(words)} {param.name}")
+    for words, command in commands()
+    for param in command.params
+    if takes_text(param) and param.name != "system"  # whose absence it means
+]
+
+
+@pytest.mark.parametrize(("words", "command", "param"), _TEXTS)
+def test_an_empty_text_is_refused_and_no_file_of_the_working_folder_changes(
+    words: tuple[str, ...],
+    command: click.Command,
+    param: click.Parameter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    ran = run_command(capsys, *words, *typed(param, ""), *needed(command, tmp_path, param))
+    assert ran.status == 2 and ran.out == ""
+    assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, ran.err
+    assert not any((tmp_path / "here").iterdir())

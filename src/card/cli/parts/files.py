@@ -14,13 +14,26 @@ from typing import Any, TypeVar
 import click
 
 from card.errors import PromptError, SettingsError
-from card.machine.folders import expanded, replaced
+from card.machine.folders import followed, replaced
 from card.text.lines import numbered_lines
 
 T = TypeVar("T")
 
 
-class OutputPath(click.Path):
+class NamedPath(click.Path):
+    """A file or a folder by its name. An empty one, as of a shell's variable that is not set, is refused.
+
+    Python would take it for the working folder.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Fails with a usage error for an empty name, and as `click.Path`."""
+        if value == "":
+            self.fail("a name of a file or a folder must not be empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class OutputPath(NamedPath):
     """A file or a folder that the command will write. Missing parent folders are allowed.
 
     `refuse_losses` refuses one that another argument names too.
@@ -78,7 +91,9 @@ def _paths_in(value: Any) -> Iterator[Path]:
     elif isinstance(value, str):
         for text in (value, value.partition("=")[2]):
             parts = text.split(":")
-            yield from (Path(expanded(":".join(parts[:count]))) for count in range(len(parts), 0, -1) if parts[0])
+            yield from (
+                Path(os.path.expanduser(":".join(parts[:count]))) for count in range(len(parts), 0, -1) if parts[0]
+            )
     elif isinstance(value, Iterable):
         for one in value:
             yield from _paths_in(one)
@@ -91,10 +106,10 @@ def _would_lose(output: Path, other: Path) -> bool:
     try:
         if output.exists() and not output.is_file() and not output.is_dir():
             return False  # a device
-        if (other / "config.json").is_file() and output.is_file() and other.resolve() in output.resolve().parents:
+        if (other / "config.json").is_file() and output.is_file() and followed(other) in followed(output).parents:
             return True
         is_path = other.exists() or other.suffix or other.parent != Path()
-        return bool(is_path) and (other.resolve() == output.resolve() or (other.exists() and other.samefile(output)))
+        return bool(is_path) and (followed(other) == followed(output) or (other.exists() and other.samefile(output)))
     except (OSError, ValueError):  # no path, or one that is not there
         return False
 
@@ -107,7 +122,7 @@ def check_can_write(path: Path) -> None:
         if path.is_file():
             path.open("ab").close()
         if path.is_file() or not path.exists():  # anything else is a device, which is not tested
-            folder = path.resolve().parent
+            folder = followed(path).parent
             while not folder.exists() and folder != folder.parent:
                 folder = folder.parent
             number, name = tempfile.mkstemp(prefix=".card-", dir=folder)
@@ -128,8 +143,9 @@ def writing(path: Path) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             yield path  # a device
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path.resolve()) as part:
+        place = followed(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(place) as part:
             yield part
             if path.is_file():
                 shutil.copymode(path, part)

@@ -45,8 +45,12 @@ parse_cores = _listed(int, "core numbers such as 0 or 0,1")
 
 
 def parse_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Return the names in "a,b"."""
-    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+    """Return the names in "a,b". Raises: click's BadParameter if there are none."""
+    if value is None:
+        return None
+    if not (names := tuple(part.strip() for part in value.split(",") if part.strip())):
+        raise click.BadParameter(f"must be names such as a,b, got {value!r}")
+    return names
 
 
 def parse_biases(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:

@@ -9,13 +9,14 @@ from typing import Any
 
 from card.assembly.drafters import as_it_drafts, load_state_draft
 from card.assembly.latency.timing import measure_pass_cost
+from card.config import parse_parameter_count
 from card.errors import PlanError, named
 from card.machine.threads import CoreSet, default_threads, pinned
 from card.models.block_loading import is_state_drafter, require_block
 from card.models.by_transformers import torch_module
 from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit, parameter_count
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate
 from card.models.loaded_model import LoadedModel
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
