@@ -92,7 +92,7 @@ MAX_ROOM_LINES = {
     "server": 8550,
     "text": 6950,
     "theirs": 4100,
-    "tools": 10600,
+    "tools": 10620,
     "tree": 1200,
 }
 MAX_MODULE_LINES = 400

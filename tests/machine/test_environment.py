@@ -108,7 +108,7 @@ os.execv({python!r}, [{python!r}, *{command!r}])
 
 
 @pytest.mark.parametrize("numbers", [[1], [0, 1], [0, 1, 2]], ids=str)
-@pytest.mark.parametrize("command", [["methods"], ["generate", "hi", *BRIEFLY]], ids=" ".join)
+@pytest.mark.parametrize("command", [["methods"], ["generate", "hi", *BRIEFLY], ["chat"]], ids=" ".join)
 def test_a_command_whose_standard_streams_are_closed_runs(
     numbers: list[int], command: list[str], tmp_path: Path
 ) -> None:

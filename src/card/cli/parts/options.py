@@ -12,6 +12,7 @@ import click
 
 from card.cli.parts.sections import CardOption, F, option
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
+from card.config.engine import MAX_THREADS
 from card.config.fields import Setting, declared, require
 from card.config.method import default_method
 from card.config.registry import methods, own_kinds, own_settings
@@ -24,6 +25,7 @@ DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 NO_DRAFT = "none"
 MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, by default
 LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no reliable rate
+_MOST_COUNTED = {"--seed": 2**63 - 1, "--threads": MAX_THREADS}  # what libraries have room for, where it is not 32 bits
 _Parse = Callable[[click.Context, click.Parameter, Any], Any]
 
 
@@ -136,7 +138,8 @@ def options_in(
 def counted(*flags: str, default: int | None = None, least: int = 1, words: str, section: str = "") -> Callable[[F], F]:
     """Return an option for a whole number of ``least`` or more; ``words`` are its help."""
     shows_default = default is not None
-    kind = click.IntRange(least, (1 << 63 if "--seed" in flags else 1 << 31) - 1)  # what libraries have room for
+    most = next((_MOST_COUNTED[flag] for flag in flags if flag in _MOST_COUNTED), 2**31 - 1)
+    kind = click.IntRange(least, most)
     return option(*flags, section=section, type=kind, default=default, show_default=shows_default, help=words)
 
 

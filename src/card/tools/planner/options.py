@@ -92,8 +92,8 @@ def record(**options: Any) -> int:
 
 
 @command(short_help="Predict the speed of every method from profiles and a recording.")
-@option("--target", section="Models", required=True, help="Profile of the target: file, or shipped.")
-@option("--draft", section="Models", help="Profile of the draft model.")
+@option("--target", section="Models", required=True, help="Profile of the target: a file, or a shipped name.")
+@option("--draft", section="Models", help="The draft model's.")
 @click.option("--recording", type=NamedPath(dir_okay=False, path_type=Path), help="File of card record.")
 @click.option("--synthetic", type=float, help="Instead: share of right first choices.")
 @click.option(
