@@ -69,3 +69,26 @@ def test_an_empty_text_is_refused_and_no_file_of_the_working_folder_changes(
     assert ran.status == 2 and ran.out == ""
     assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, ran.err
     assert not any((tmp_path / "here").iterdir())
+
+
+_READ = [
+    pytest.param(words, command, param, id=f"{' '.join(words)} {param.name}")
+    for words, command in commands()
+    for param in command.params
+    if isinstance(param.type, click.File | click.Path)
+    if not isinstance(param.type, OutputPath) or param.type.is_read
+]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no such device")
+@pytest.mark.parametrize(("words", "command", "param"), _READ)
+def test_a_device_that_never_ends_is_not_read(
+    words: tuple[str, ...],
+    command: click.Command,
+    param: click.Parameter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ran = run_command(capsys, *words, *typed(param, "/dev/full"), *needed(command, tmp_path, param))
+    assert ran.status == 2 and ran.out == ""
+    assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, ran.err

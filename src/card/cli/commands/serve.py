@@ -99,7 +99,7 @@ _server_options = with_options(
     option(
         "--config",
         section="Server",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        type=NamedPath(path_type=Path, exists=True, dir_okay=False),
         is_eager=True,
         expose_value=False,
         callback=_read_config,

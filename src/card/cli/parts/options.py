@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from card.cli.parts.files import NamedPath, ReadFile
 from card.cli.parts.sections import CardOption, F, option
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.engine import MAX_THREADS
@@ -147,7 +148,7 @@ def file_option(
     *flags: str, words: str, required: bool = False, multiple: bool = False, **how: Any
 ) -> Callable[[F], F]:
     """Return an option for an existing file, or several; ``words`` are its help, ``how`` as in `option_of`."""
-    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+    kind = NamedPath(exists=True, dir_okay=False, path_type=Path)
     return click.option(*flags, type=kind, required=required, multiple=multiple, help=words, **how)
 
 
@@ -243,7 +244,7 @@ _form = partial(option, section="Form of the answer")
 sampling_options = with_options(
     *options_in(SamplingParams),
     _form("--json-object", is_flag=True, help="Answer with a JSON object."),
-    _form("--json-schema", type=click.File("rb"), help="Answer with JSON of this schema."),
+    _form("--json-schema", type=ReadFile("rb"), help="Answer with JSON of this schema."),
     _form("--regex", help="Answer with a text that this whole expression matches."),
 )
 neutral_options = with_options(  # of commands that measure: they ignore the model's generation config
