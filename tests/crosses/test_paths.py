@@ -92,3 +92,12 @@ def test_a_device_that_never_ends_is_not_read(
     ran = run_command(capsys, *words, *typed(param, "/dev/full"), *needed(command, tmp_path, param))
     assert ran.status == 2 and ran.out == ""
     assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, ran.err
+
+
+@pytest.mark.parametrize(
+    "options", [["--target"], ["--draft"], ["--chat-template"], ["--writers", "store", "--suffix-store"]], ids=" ".join
+)
+def test_a_name_that_no_file_can_have_is_one_line(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    ran = run_command(capsys, "generate", "hi", *options, "a" * 5000)
+    assert (ran.status, ran.out) == (2, "") and ran.err.count("\n") == 1, ran.err
+    assert "is too long for a name of a file" in ran.err
