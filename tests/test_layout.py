@@ -90,7 +90,7 @@ MAX_ROOM_LINES = {
     "machine": 1640,
     "models": 16650,
     "server": 8550,
-    "text": 6950,
+    "text": 6960,
     "theirs": 4100,
     "tools": 10620,
     "tree": 1200,
