@@ -68,7 +68,7 @@ def _refuse_empty_texts(param: click.Parameter, context: click.Context) -> None:
     value = context.params.get(param.name or "")
     is_text = isinstance(param.type, click.types.StringParamType) and param.name not in _MAY_BE_EMPTY
     if is_text and "" in _flat(value):
-        name = param.human_readable_name if isinstance(param, click.Argument) else param.opts[0]
+        name = param.human_readable_name.strip("[]") if isinstance(param, click.Argument) else param.opts[0]
         raise click.UsageError(f"{name} must not be empty; give it a value, or leave it out", context)
 
 
