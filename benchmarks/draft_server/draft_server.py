@@ -25,10 +25,10 @@ import options
 from loaded_pair import BASELINE, WARM_UP_TOKENS, LoadedPair, greedy, measure, shown
 from rich.console import Console
 
-from card.config import DraftSettings, VerifyShape
+from card.config import DraftSettings, VerifyShape, parse_parameter_count
 from card.errors import CardError, SettingsError, WorkerError
 from card.machine.threads import CoreSet, pinned
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate
 from card.models.loading import load_decoder
 from card.tools.bench.environment import choose_cores, describe_run
 from card.tools.bench.records import RowFacts

@@ -18,7 +18,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import options
 import torch
 
-from card.models.inflation import inflate, parse_parameter_count
+from card.config import parse_parameter_count
+from card.models.inflation import inflate
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner

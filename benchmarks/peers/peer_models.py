@@ -17,8 +17,9 @@ from catalog import ModelSpec
 from environments import BuildError
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
+from card.config import parse_parameter_count
 from card.models.facts import context_limit, end_token_ids
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate
 from card.models.loading import load_tokenizer
 from card.theirs.transformers.loading import load_model
 

@@ -26,10 +26,10 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from card import LLM
-from card.config import DraftSettings
+from card.config import DraftSettings, parse_parameter_count
 from card.errors import CardError, SettingsError
 from card.models.facts import end_token_ids
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate
 from card.theirs.transformers.loading import load_model
 from card.tools.bench.environment import Environment, allowed_cores, describe_run
 from card.tools.bench.lineup import fastest

@@ -283,6 +283,9 @@ def test_a_byte_order_mark_and_ends_of_lines_change_no_answer(run, models, tmp_p
     assert run(*args, "--prompt-file", str(path)) == run(*args, stdin=marked) == wanted
     schema.write_bytes(b'\xef\xbb\xbf{"enum": ["cat"]}\r\n')
     assert run(*args, "--json-schema", str(schema), "hi").out == '"cat"\n'
+    assert run(*args, "--json-schema", "-", "hi", stdin=schema.read_bytes()).out == '"cat"\n', (
+        "it is no part of the prompt"
+    )
 
 
 def test_stats_go_to_standard_error(run, models):

@@ -90,3 +90,21 @@ def test_a_copy_that_cannot_be_removed_is_one_line(listed: Listed, cache: Path) 
     assert (refused.status, refused.err.count("\n")) == (2, 1)
     assert f"{cache / 'gguf' / 'linked'} cannot be removed" in refused.err
     assert elsewhere.is_dir()
+
+
+@pytest.mark.parametrize("options", [(), ("--clear",)], ids=str)
+@pytest.mark.parametrize("given", ["a file", "a link to itself", ""])
+def test_what_is_no_folder_is_one_line_and_nothing_is_removed(
+    given: str,
+    options: tuple[str, ...],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gguf" / "a").mkdir(parents=True)  # would be the cache's if nothing meant the working folder
+    (tmp_path / "a file").touch()
+    (tmp_path / "a link to itself").symlink_to("a link to itself")
+    ran = run_command(capfd, "cache", "--cache-dir", given, *options)
+    assert (ran.status, ran.out) == (2, "") and ran.err.count("\n") == 1 and "--cache-dir" in ran.err, ran.err
+    assert (tmp_path / "gguf" / "a").is_dir()

@@ -22,13 +22,14 @@ _WORK = ("cli.commands.text.make_llm",)
 Places = Callable[[str], Path]
 
 
-@pytest.fixture(params=["below a file", "a folder", "a system's own"])
+@pytest.fixture(params=["below a file", "a folder", "a system's own", "a link to itself"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A path that nobody can write a file to, not even root, and that is no folder that could be used."""
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     places = {"below a file": tmp_path / "file" / "below" / "out", "a folder": tmp_path / "folder",
-              "a system's own": Path("/proc/card/out")}  # fmt: skip
+              "a system's own": Path("/proc/card/out"), "a link to itself": tmp_path / "link"}  # fmt: skip
+    places["a link to itself"].symlink_to("link")
     if request.param == "a system's own" and not Path("/proc/self").exists():
         pytest.skip("there is no /proc")
     return places[request.param]
@@ -102,6 +103,15 @@ def test_an_output_that_is_cut_off_leaves_the_old_one(tmp_path: Path) -> None:
     with writing(link) as place:
         place.write_text("whole")
     assert old.read_text() == "whole" and link.is_symlink() and old.stat().st_mode & 0o777 == 0o640
+
+
+def test_an_output_that_a_link_names_is_made_where_it_leads(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "missing" / "new")
+    check_can_write(link)
+    with writing(link) as place:
+        place.write_text("whole")
+    assert (tmp_path / "missing" / "new").read_text() == "whole" and link.is_symlink()
 
 
 def test_a_device_is_written_and_not_replaced() -> None:

@@ -44,3 +44,60 @@ def test_a_path_that_another_argument_names_too_is_refused_and_keeps_its_content
             assert ran.status == 2 and ran.out == "", (other.name, form)
             assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, (other.name, form, ran.err)
             assert list(place.iterdir()) == [] if is_folder else place.read_text() == CONTENT, (other.name, form)
+
+
+_TEXTS = [
+    pytest.param(words, command, param, id=f"{' '.join(words)} {param.name}")
+    for words, command in commands()
+    for param in command.params
+    if takes_text(param) and param.name != "system"  # whose absence it means
+]
+
+
+@pytest.mark.parametrize(("words", "command", "param"), _TEXTS)
+def test_an_empty_text_is_refused_and_no_file_of_the_working_folder_changes(
+    words: tuple[str, ...],
+    command: click.Command,
+    param: click.Parameter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    ran = run_command(capsys, *words, *typed(param, ""), *needed(command, tmp_path, param))
+    assert ran.status == 2 and ran.out == ""
+    assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, ran.err
+    assert not any((tmp_path / "here").iterdir())
+
+
+_READ = [
+    pytest.param(words, command, param, id=f"{' '.join(words)} {param.name}")
+    for words, command in commands()
+    for param in command.params
+    if isinstance(param.type, click.File | click.Path)
+    if not isinstance(param.type, OutputPath) or param.type.is_read
+]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no such device")
+@pytest.mark.parametrize(("words", "command", "param"), _READ)
+def test_a_device_that_never_ends_is_not_read(
+    words: tuple[str, ...],
+    command: click.Command,
+    param: click.Parameter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ran = run_command(capsys, *words, *typed(param, "/dev/full"), *needed(command, tmp_path, param))
+    assert ran.status == 2 and ran.out == ""
+    assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, ran.err
+
+
+@pytest.mark.parametrize(
+    "options", [["--target"], ["--draft"], ["--chat-template"], ["--writers", "store", "--suffix-store"]], ids=" ".join
+)
+def test_a_name_that_no_file_can_have_is_one_line(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    ran = run_command(capsys, "generate", "hi", *options, "a" * 5000)
+    assert (ran.status, ran.out) == (2, "") and ran.err.count("\n") == 1, ran.err
+    assert "is too long for a name of a file" in ran.err

@@ -85,3 +85,8 @@ def test_a_command_names_its_options(arguments: tuple[str, ...], told: str, caps
     ran = run_command(capsys, *arguments)
     assert ran.status == 2 and ran.err.count("\n") == 1, ran.err
     assert told in ran.err
+
+
+def test_an_error_that_does_not_end_a_command_names_its_options_too(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = run_command(capsys, "chat", "demo-target", "--method", "vanilla", stdin=b"word " * 2000)
+    assert ran.status == 0 and "raise --max-model-len if the model allows it" in ran.err

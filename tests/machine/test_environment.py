@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from card.errors import SettingsError
 from card.machine import environment
+from card.machine.children import import_paths
 from card.machine.folders import cache_folder, expanded
 from tests.machine_code import is_kept, lent
 
@@ -95,3 +97,44 @@ def test_json_stays_json_where_the_output_lacks_characters(monkeypatch: pytest.M
     said = {"text": 'grün 🙂 \u2028 "quoted" \udcff'}
     print(json.dumps(said, ensure_ascii=False), flush=True)
     assert json.loads(out.buffer.getvalue().decode("latin-1")) == said  # type: ignore[attr-defined]
+
+
+CLOSED = """
+import os
+for number in {numbers}:
+    os.close(number)
+os.execv({python!r}, [{python!r}, *{command!r}])
+"""
+
+
+@pytest.mark.parametrize("numbers", [[1], [0, 1], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("command", [["methods"], ["generate", "hi", *BRIEFLY], ["chat"]], ids=" ".join)
+def test_a_command_whose_standard_streams_are_closed_runs(
+    numbers: list[int], command: list[str], tmp_path: Path
+) -> None:
+    lent(tmp_path / ".cache" / "card")
+    code = CLOSED.format(numbers=numbers, python=sys.executable, command=["-m", "card", *command])
+    done = run("-c", code, env={"HOME": str(tmp_path)})
+    assert (done.returncode, told(done), done.stdout) == (0, [], b"")
+
+
+def test_a_file_never_takes_the_number_of_a_closed_standard_stream() -> None:
+    code = "from card.machine.environment import settle; settle(); import os; number = os.open('/', 0); "
+    done = run(
+        "-c", CLOSED.format(numbers=[0, 1], python=sys.executable, command=["-c", code + "os._exit(number)"]), env={}
+    )
+    assert done.returncode > 2, done.stderr
+
+
+@pytest.mark.parametrize("name", ["n" * 256, "é" * 128, "n/" * 2048], ids=["a name", "in bytes", "a path"])
+def test_a_path_that_is_too_long_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="is too long for a name of a file"):
+        expanded(name)
+    assert expanded(name[: len(name) - 2]) == Path(name[: len(name) - 2])
+
+
+def test_a_child_starts_where_the_working_folder_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert import_paths(["", "/lib"])[0] == "/lib"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from card.errors import ModelError, SettingsError
+from card.config import parse_parameter_count
+from card.errors import ModelError, SettingsError, ShortageError
 from card.models.facts import parameter_count
 from card.models.inflation import (
     InflatedShape,
@@ -20,7 +21,6 @@ from card.models.inflation import (
     inflate,
     inflate_to_shape,
     inflated_from,
-    parse_parameter_count,
 )
 from card.models.own.decoder_model import DecoderModel
 from card.theirs.transformers.modules import modules_of
@@ -193,7 +193,14 @@ def test_a_parameter_count_is_read(text: str | int, number: int) -> None:
     assert parse_parameter_count(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "M", "-3M", "0", "3T", "1.2.3M", "large", -5, "nan", "0.0001K", "1e9"])
+@pytest.mark.parametrize(
+    "text", ["", "M", "-3M", "0", "3T", "1.2.3M", "large", -5, "nan", "0.0001K", "1e9", "9" * 400 + "B"]
+)
 def test_what_is_no_parameter_count_raises(text: str | int) -> None:
     with pytest.raises(SettingsError, match=r"300M, 1\.5B or 90000000"):
         parse_parameter_count(text)
+
+
+def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_made() -> None:
+    with pytest.raises(ShortageError, match=r"1,000,000,000,000,000 parameters take .* were left; lower target_cost"):
+        inflate(decoder_of(tiny_llama()), 10**15)

@@ -12,6 +12,7 @@ from typing import Any
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGE, COUNT = "/v1/messages?beta=true", "/v1/messages/count_tokens?beta=true"
+INPUT_TOKENS = "/v1/responses/input_tokens"
 OLLAMA_CHAT, OLLAMA_GENERATE, INFILL = "/api/chat", "/api/generate", "/infill"
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 PATCH = '*** Begin Patch\n*** Add File: a "b".py\n+x = "\\n"\n*** End Patch'
@@ -670,6 +671,7 @@ OF_ANTHROPIC = [
         thinking={"type": "enabled", "budget_tokens": 31999},
     ),
     claude({**user("quota"), "content": "Greet."}, client="a question for its quota", max_tokens=64, tools=None),
+    Shape("OpenAI's client: tokens counted", INPUT_TOKENS, {"model": "x", "input": "foo", "tools": FLAT}),
     Shape("Claude Code: tokens counted", COUNT, {"model": "x", "messages": [user("foo")], "tools": OWN}),
     Shape("Anthropic's client: a text", MESSAGE, sdk("Think.", thinking={"type": "disabled"}), "Think."),
     Shape(

@@ -353,3 +353,16 @@ def test_a_client_that_leaves_frees_its_place(server: Running) -> None:
             await stream.close()
 
     run(leave())  # the fixture waits until nothing is left of it
+
+
+def test_the_tokens_of_an_input_are_counted_as_an_answer_counts_them(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "any", "input": PROMPT, "instructions": "Be brief."}
+    answer = client.responses.create(**asked, max_output_tokens=1)
+    counted = client.responses.input_tokens.count(**asked)
+    assert answer.usage is not None
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", answer.usage.input_tokens)
+
+
+def test_an_input_that_fits_no_context_is_counted_too(server: Running) -> None:
+    told = server.post(PATH + "/input_tokens", {"input": "word " * 5000}).json()
+    assert told["input_tokens"] > 5000

@@ -116,6 +116,7 @@ def test_the_models_may_be_named_in_the_usual_ways(
         ("- 1\n", "must map names of flags to values"),
         ("a: [\n", "is not YAML"),
         ("port: {a: 1}\n", "one value or a list"),
+        ("api-key: [null]\n", "one value or a list"),
         ("config: x\n", "unknown name 'config'"),
     ],
 )
@@ -124,6 +125,14 @@ def test_a_file_that_cannot_be_followed_is_refused(started: Started, tmp_path: P
     path.write_text(content, "utf-8")
     with pytest.raises(SettingsError, match=reason):
         CliRunner().invoke(cli, ["serve", "--config", str(path)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("value", "told"), [("true", "True"), ("1.5", "1.5"), (".inf", "inf"), ("''", "")])
+def test_a_value_in_a_file_is_read_as_if_it_were_typed(started: Started, tmp_path: Path, value: str, told: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"port: {value}\n", "utf-8")
+    done = invoke("--config", str(path))
+    assert done.exit_code == 2 and f"{told!r} is not a valid integer" in done.output
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ READERS: dict[str, tuple[Callable[[httpx2.Response], Said], Callable[[httpx2.Res
 }
 FIGURES = {  # a field of what is answered without text
     shapes.COUNT: "input_tokens",
+    shapes.INPUT_TOKENS: "input_tokens",
     "/v1/models": "data",
     "/api/tags": "models",
     "/api/show": "capabilities",

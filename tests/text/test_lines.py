@@ -64,3 +64,9 @@ def test_what_cannot_be_read_is_the_error_that_was_asked_for(tmp_path: Path) -> 
         read_text(path)
     with pytest.raises(SettingsError, match="cannot be read: No such file or directory; name another file"):
         read_text(tmp_path / "missing", SettingsError)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no such device")
+def test_a_device_without_an_end_fills_no_memory() -> None:
+    with pytest.raises(SettingsError, match="/dev/zero has no end in sight"):
+        read_text(Path("/dev/zero"), SettingsError)

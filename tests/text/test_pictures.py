@@ -130,10 +130,11 @@ def test_files_are_read_below_the_folder_alone(tmp_path: Path):
     (folder / "a b.png").write_bytes(PNG)
     secret.write_bytes(PNG)
     (folder / "link.png").symlink_to(secret)
+    (folder / "circle.png").symlink_to("circle.png")
     bounds = PictureBounds(max_images=1, folder=folder)
     for source in ("a b.png", folder / "a b.png", f"file://{folder}/a%20b.png"):
         assert read_pictures([source], bounds)[0].size == picture(1).size
-    for source in ("../secret.png", secret, "link.png", f"file://{secret}", "none.png", "", ".", "a\0b"):
+    for source in ("../secret.png", secret, "link.png", "circle.png", f"file://{secret}", "none.png", "", ".", "a\0b"):
         with pytest.raises(PromptError, match="no file that can be read below the folder"):
             read_pictures([source], bounds)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from card.assembly.plan import Plan
-from card.config import EngineSettings, parse_size
+from card.config import EngineSettings, parse_parameter_count, parse_size
 from card.errors import SettingsError, ShortageError, named
 from card.kernels.compiler_process import CompilerProcess
 from card.machine.memory import free_memory, in_gigabytes, memory_in_words
@@ -14,7 +14,7 @@ from card.models.block_loading import require_block
 from card.models.by_transformers import torch_module
 from card.models.draft_vocab import check_draft_vocab
 from card.models.files.places import GGUF_SUFFIX
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate
 from card.models.loaded_model import LoadedModel
 from card.models.loading import (
     check_pair,
@@ -113,7 +113,7 @@ def _given(model: LoadedModel) -> LoadedModel:
 def _check_states_fit(target: str, kv_cache_memory: str | None, weights_dir: str | None) -> None:
     """Raise SettingsError or ShortageError if the states of one request do not fit into the memory."""
     least = state_bytes_of(target, cache_dir=weights_dir)
-    if kv_cache_memory is not None and least > parse_size(kv_cache_memory):
+    if kv_cache_memory is not None and least > parse_size(kv_cache_memory, "kv_cache_memory"):
         raise SettingsError(
             f"{named('kv_cache_memory')} {kv_cache_memory} has no room for the states of one request, which take "
             f"{least / 2**20:.1f}M or more with {target}; raise it"

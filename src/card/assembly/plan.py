@@ -199,7 +199,7 @@ def room_tokens(plan: Plan, *, row_bytes: int, state_bytes: int, free_bytes: int
         free_bytes: of which KV may take a quarter, unless the settings say how much it may take.
     """
     given = plan.settings.kv_cache_memory
-    most = int(_RAM_SHARE * free_bytes) if given is None else parse_size(given)
+    most = int(_RAM_SHARE * free_bytes) if given is None else parse_size(given, "kv_cache_memory")
     num_tokens = (most - state_bytes) // max(1, row_bytes) - plan.target_tree_rows
     return max(0, num_tokens // _ROUND_TOKENS * _ROUND_TOKENS)
 
@@ -372,7 +372,7 @@ def _kv_bytes(settings: EngineSettings, facts: Facts, max_model_len: int, tree_r
     num_rows = max_model_len + tree_rows
     least = num_rows * facts.row_bytes + facts.state_bytes
     if settings.kv_cache_memory is not None:
-        given = parse_size(settings.kv_cache_memory)
+        given = parse_size(settings.kv_cache_memory, "kv_cache_memory")
         if given < least:
             states = f" beside the {facts.state_bytes / 2**20:.0f}M of its states" if facts.state_bytes else ""
             num_held = max(0, given - facts.state_bytes) // max(1, facts.row_bytes)

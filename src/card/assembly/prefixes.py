@@ -38,7 +38,7 @@ def prefix_cache(settings: EngineSettings, runner: RowRunner, *, is_named: bool)
     try:
         digest = weights_digest(find_source(settings.target, settings.weights_dir), folder / _NOTES)
         identity = _identity(settings, runner, digest)
-        most_bytes = parse_size(settings.prefix_cache_size or _USUAL_SIZE)
+        most_bytes = parse_size(settings.prefix_cache_size or _USUAL_SIZE, "prefix_cache_size")
         files = PrefixFiles(folder, identity, model, most_bytes=most_bytes)
     except OSError as error:
         raise SettingsError(

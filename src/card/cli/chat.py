@@ -15,6 +15,7 @@ from card.cli.parts.chosen_models import make_llm
 from card.cli.parts.interrupts import noting_interrupts
 from card.cli.parts.options import pop_sampling_params
 from card.cli.parts.remarks import demo_note, remark
+from card.cli.parts.spelling import in_options
 from card.cli.parts.starting import ReadingSpinner
 from card.cli.parts.stats_line import stats_line
 from card.cli.thinking import ThoughtLine
@@ -116,7 +117,7 @@ class ChatSession:
                         break
         except PromptError as error:
             remedy = f", /system {_NONE} the system prompt" if self.system else ""
-            click.echo(f"card: {error} (/reset forgets the conversation{remedy})", err=True)
+            click.echo(f"card: {in_options(error)} (/reset forgets the conversation{remedy})", err=True)
             return
         self.thoughts = line.end()
         click.echo(" [cut short]" if interrupt.is_set() else "")

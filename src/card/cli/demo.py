@@ -21,12 +21,12 @@ from card.cli.parts.options import DEMO_TARGET, given
 from card.cli.parts.remarks import demo_note, hint_at_int8
 from card.cli.parts.starting import spinner
 from card.cli.parts.tables import show
-from card.config import SamplingParams
+from card.config import SamplingParams, parse_parameter_count
 from card.config.registry import methods
 from card.engine.metrics import RequestStats
 from card.errors import SettingsError
 from card.models.demo import DEMO_PROBLEMS
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate
 from card.models.loading import load_decoder, load_tokenizer
 
 _METHODS = ("vanilla", "sps", "card")

@@ -31,7 +31,7 @@ def run(
     **model: Any,
 ) -> None:
     """Run `card draft-server`."""
-    kv_cache_bytes = parse_size(kv_cache_memory) if kv_cache_memory else None
+    kv_cache_bytes = parse_size(kv_cache_memory, "kv_cache_memory") if kv_cache_memory else None
     server_keys = load_server_keys(keys) if keys else None
     check_may_listen(listen, has_keys=server_keys is not None)  # before a large model is loaded
     limits = ServerLimits(max_sessions=max_sessions, max_sessions_per_client=max_sessions_per_client)

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from card.cli.parts.tables import show, table
-from card.errors import SettingsError
+from card.errors import SettingsError, named
 from card.machine.folders import cache_folder
 from card.models.files.kept_weights import KEPT_FOLDER, KeptEntry, KeptWeights
 from card.models.files.known_pairs import gigabytes
@@ -21,9 +21,12 @@ _UNKNOWN = "unknown"  # the model of an entry that an older version made
 
 
 def run(model: str | None, clear: bool, cache_dir: str | None, as_json: bool) -> None:
-    """Run `card cache`. Raises: SettingsError for a copy that cannot be removed."""
+    """Run `card cache`. Raises: SettingsError for a folder that cannot be read, or a copy that cannot be removed."""
     folder = cache_folder(cache_dir) / KEPT_FOLDER
-    entries = [one for one in KeptWeights(folder).entries() if model is None or _is_of(one, model)]
+    try:
+        entries = [one for one in KeptWeights(folder).entries() if model is None or _is_of(one, model)]
+    except OSError as error:
+        raise SettingsError(f"{folder} cannot be read: {error.strerror}; name another {named('cache_dir')}") from error
     if clear:
         _remove(entries)
     by_model: dict[str, list[KeptEntry]] = {}

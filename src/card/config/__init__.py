@@ -8,6 +8,7 @@ from card.config.engine import (
     EngineSettings,
     Placement,
     PolicyName,
+    parse_parameter_count,
     parse_size,
 )
 from card.config.sampling import NEUTRAL, Grammar, ResolvedParams, SamplingParams, SamplingRule, ShapingRule
@@ -32,5 +33,6 @@ __all__ = [
     "ShapingRule",
     "TreeShape",
     "VerifyShape",
+    "parse_parameter_count",
     "parse_size",
 ]

@@ -24,6 +24,7 @@ KERNELS_VARIABLE = "CARD_KERNELS"  # sets one for this process and its children
 INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 
 MAX_THREADS = 1024  # more than any machine has cores
+_COUNT_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -192,10 +193,12 @@ class EngineSettings(Replaceable):
     def __post_init__(self) -> None:
         make_plain(self)
         check(self)
+        if self.target_cost is not None:
+            parse_parameter_count(self.target_cost)
         if self.kv_cache_memory is not None:
-            parse_size(self.kv_cache_memory)
+            parse_size(self.kv_cache_memory, "kv_cache_memory")
         if self.prefix_cache_size is not None:
-            parse_size(self.prefix_cache_size)
+            parse_size(self.prefix_cache_size, "prefix_cache_size")
             allowed = f"set only together with {named('prefix_cache')}"
             require(self.prefix_cache is not None, "prefix_cache_size", allowed, self.prefix_cache_size)
         has_cuda = any(str(one).startswith("cuda") for one in (self.device, self.draft_device))
@@ -209,9 +212,23 @@ class EngineSettings(Replaceable):
         require(self.placement is None, "placement", allowed, self.placement)
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes meant by "512M", "2GiB" or "1000000"; units are powers of 1,024. Raises: SettingsError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
+def parse_parameter_count(text: str | int) -> int:
+    """Return the number of parameters that a `target_cost` names: "300M", "1.5B", "90_000_000", an int.
+
+    Raises: SettingsError if it is not a positive number with K, M, B or no unit.
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMB]?)", str(text).strip().replace("_", "").upper())
+    number = round(float(match[1]) * _COUNT_UNITS[match[2]]) if match else 0
+    require(number > 0, "target_cost", "a positive number of parameters such as 300M, 1.5B or 90000000", text)
+    return number
+
+
+def parse_size(text: str, setting: str) -> int:
+    """Return the bytes that a setting means by "512M", "2GiB" or "1000000"; units are powers of 1,024.
+
+    Raises: SettingsError.
+    """
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
     size = int(float(match[1]) * _SIZE_UNITS[match[2].upper()]) if match else 0
-    require(size > 0, "a memory size", "a number of bytes above 0 such as 512M or 2GiB", text)
+    require(size > 0, setting, "a number of bytes above 0 such as 512M or 2GiB", text)
     return size

@@ -42,6 +42,7 @@ else:
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", Mapping: "a mapping"}
 _PLAIN = frozenset({NoneType, str, int, float, bool, tuple})
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
+_MOST_SECONDS = 10**9  # 31 years; a thread cannot wait for 300
 _INTEGERS = range(-(2**63), 2**63)  # outside of Python a number has room for no other
 
 
@@ -198,6 +199,8 @@ class Setting:
             if not self.rule.bounds.hold(item):
                 words = self.rule.allowed or f"{self.rule.bounds} {self.rule.unit}".rstrip()
                 return f"finite and {words}" if item in (math.inf, -math.inf) else words
+            if self.rule.unit == "seconds" and item > _MOST_SECONDS:
+                return f"at most {_MOST_SECONDS:,} seconds"
             if isinstance(item, int) and item not in _INTEGERS:
                 return "a number of 64 bits at most"
         return ""

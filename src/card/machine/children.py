@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -14,7 +15,9 @@ def import_paths(paths: Sequence[str]) -> list[str]:
     Where the package itself lies is always among them.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    barred = {Path.cwd().resolve(), *([Path(main).resolve().parent] if main else [])}
+    barred = {Path(main).resolve().parent} if main else set()
+    with suppress(FileNotFoundError):  # it was deleted meanwhile, so that nothing can be imported from it
+        barred.add(Path.cwd().resolve())
     package_root = Path(__file__).resolve().parents[2]
     allowed = [path for path in paths if os.path.isabs(path) and Path(path).resolve() not in barred]
     return [*allowed, str(package_root)]

@@ -7,6 +7,7 @@ is kept in, or read from, a folder that others can write to, or that they can pu
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import grp
 import logging
@@ -18,9 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from card.errors import SettingsError, plain_words
+
 logger = logging.getLogger(__name__)
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600  # for the owner alone
+_MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095  # as nearly all file systems take
 _MOST_LINKS = 40  # as the system follows
 _MOST_BYTES = 64 << 20  # of a file that is read as a whole; none that was written here comes near
 
@@ -47,8 +51,23 @@ def cache_folder(given: str | None) -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with ~ replaced by the home; as it is where there is none, as shells do."""
-    return Path(os.path.expanduser(path))
+    """Return a path with ~ replaced by the home; as it is where there is none, as shells do.
+
+    Raises: SettingsError for a name that is too long for any file system.
+    """
+    place = Path(os.path.expanduser(path))
+    sizes = [len(part.encode("utf-8", "surrogatepass")) for part in place.parts]
+    if max(sizes, default=0) > _MOST_NAME_BYTES or sum(sizes) + len(sizes) > _MOST_PATH_BYTES:
+        raise SettingsError(f"{plain_words(str(place), 60)} is too long for a name of a file; give a shorter one")
+    return place
+
+
+def followed(path: Path) -> Path:
+    """Return where a path leads, links followed, whether or not it is there. Raises: OSError for links in a circle."""
+    place = Path(os.path.realpath(path))  # which Path.resolve is not in all releases: there a circle is a RuntimeError
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return place
 
 
 def is_safe_folder(folder: Path, what: str) -> bool:

@@ -18,15 +18,15 @@ import copy
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from card.errors import ModelError, SettingsError, named
+from card.errors import ModelError, SettingsError, ShortageError, named
 from card.kernels.number_types import Array, zeros
+from card.machine.memory import free_memory, in_gigabytes, memory_in_words
 from card.models.architectures.architecture import sizes_of
 from card.models.by_transformers import torch_module
 from card.models.facts import parameter_count
@@ -38,7 +38,6 @@ TOLERANCE = 0.01  # largest relative difference between the parameters asked for
 _TABLE, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _MLP_MULTIPLES = (64, 8, 1)  # rounding of the MLP width: the coarsest that keeps the tolerance
 _MOST_ADDED_LAYERS = 128
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +56,6 @@ class OriginalSize:
     num_parameters: int
     num_layers: int
     hidden_size: int
-
-
-def parse_parameter_count(text: str | int) -> int:
-    """Return the number of parameters that ``text`` names: "300M", "1.5B", "90_000_000", an int.
-
-    Raises: SettingsError if it is not a positive number with K, M, B or no unit.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMB]?)", str(text).strip().replace("_", "").upper())
-    number = round(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if number < 1:
-        raise SettingsError(f"a parameter count is a positive number such as 300M, 1.5B or 90000000, got {text!r}")
-    return number
 
 
 def inflated_from(model: LoadedModel) -> int | None:
@@ -106,13 +93,19 @@ def inflate(model: LoadedModel, num_parameters: int) -> LoadedModel:
 
     The output head is no longer tied to the embeddings once the width grows; it counts.
 
-    Raises: ModelError for another architecture than Llama; SettingsError if ``num_parameters`` is fewer than it has.
+    Raises: ModelError for another architecture than Llama; SettingsError if ``num_parameters`` is fewer than it has;
+        ShortageError if memory holds fewer.
     """
     _require_llama(model)
     if num_parameters < parameter_count(model):
         raise SettingsError(
             f"an inflated model cannot be smaller than its original: asked for {num_parameters:,} parameters, "
             f"the model has {parameter_count(model):,}"
+        )
+    if (num_bytes := num_parameters * model.dtype.itemsize) > free_memory():
+        raise ShortageError(
+            f"there is not enough memory: {num_parameters:,} parameters take {in_gigabytes(num_bytes)}, "
+            f"{memory_in_words()}; lower {named('target_cost')}"
         )
     return inflate_to_shape(model, choose_shape(model.config, num_parameters))
 

@@ -48,7 +48,7 @@ from card.server.ollama.routes import ROUTES as OLLAMA_ROUTES
 from card.server.openapi import OF_BODIES, OF_WRITING, Handler, Route, add_route, describe
 from card.server.page import Playground
 from card.server.response_schemas import ResponsesRequest
-from card.server.responses import responses
+from card.server.responses import input_tokens, responses
 from card.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from card.server.service import Service
 
@@ -60,6 +60,7 @@ _ROUTES = (
     Route("/v1/chat/completions", chat_completions, OF_WRITING, ChatRequest),
     Route("/v1/completions", completions, OF_WRITING, CompletionRequest),
     Route("/v1/responses", responses, OF_WRITING, ResponsesRequest),
+    Route("/v1/responses/input_tokens", input_tokens, OF_BODIES, ResponsesRequest),
     Route("/infill", infill, OF_WRITING, InfillRequest),
     Route("/tokenize", tokenize, OF_BODIES, TokenizeRequest),
     Route("/detokenize", detokenize, OF_BODIES, DetokenizeRequest),

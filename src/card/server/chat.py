@@ -43,6 +43,12 @@ async def chat_completions(request: Request) -> Response:
     return await run_apart(request, _answer, service, fields, plan, generation)
 
 
+async def count_prompt_tokens(request: Request, service: Service, fields: ChatRequest) -> int:
+    """Return the number of tokens of a conversation, which need not fit. Raises: ApiError, PromptError."""
+    plan = await run_apart(request, service.tools.plan, fields)
+    return len(await service.encode(plan.conversation, must_fit=False))
+
+
 async def start_chat(
     request: Request, service: Service, fields: ChatRequest, plan: ToolPlan, *, has_thoughts: bool = False
 ) -> Generation:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from card.config.fields import check, make_plain, setting
-from card.errors import SettingsError, known_instead, named
+from card.config.fields import check, make_plain, require, setting
+from card.errors import SettingsError, known_instead, named, plain_words
 from card.machine.folders import expanded
 from card.server.admission import as_address, check_host, check_origin
 from card.text.lines import read_text
@@ -74,6 +74,12 @@ class ServerSettings:
     def __post_init__(self) -> None:
         make_plain(self)
         check(self)
+        require(
+            all(map(str.isprintable, self.served_model_names)),
+            "served_model_names",
+            "names of printable characters",
+            self.served_model_names,
+        )
         if not all(key.strip() == key and key.isascii() and key for key in self.api_keys):
             raise SettingsError("an API key must be ASCII text without blanks around it; one of those given is not")
         for one in self.allowed_hosts:
@@ -103,13 +109,14 @@ def is_loopback(host: str) -> bool:
 def known_as(source: str) -> str:
     """Return the public name of a model; the path of a file or folder is left out."""
     path = expanded(source)
-    return path.absolute().name if path.is_absolute() or path.exists() else source
+    return plain_words(path.absolute().name if path.is_absolute() or path.exists() else source)
 
 
 def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:
     """Return the settings in a YAML file, under the flags' names with underscores.
 
-    Lists become tuples of their items; the file says `max-num-seqs: 8` or `max_num_seqs: 8`.
+    Values are texts, as the command line's are: a number for a switch, say, is then refused alike. Lists become tuples
+    of their items, and null is left out; the file says `max-num-seqs: 8` or `max_num_seqs: 8`.
     Raises: SettingsError for a file that cannot be read, is not a mapping, or has a name that is not among ``known``.
     """
     import yaml  # type: ignore[import-untyped]
@@ -128,7 +135,9 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:
         if name not in known:
             flags = {one.replace("_", "-") for one in known}
             raise SettingsError(f"the config file {path} has an unknown name {key!r}; {known_instead(key, flags)}")
-        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict | list) for v in value)):
+        several = value if isinstance(value, list) else [value]
+        if any(isinstance(one, dict | list) or (one is None and several is value) for one in several):
             raise SettingsError(f"{key} in the config file {path} must be one value or a list of values")
-        settings[name] = tuple(value) if isinstance(value, list) else value
+        if value is not None:
+            settings[name] = tuple(map(str, value)) if isinstance(value, list) else str(value)
     return settings

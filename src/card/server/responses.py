@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: text and calls in the shape of OpenAI's Responses API. Nothing is stored."""
+"""`POST /v1/responses` and `/v1/responses/input_tokens`, in the shape of OpenAI's Responses API. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from card.server.answers import event, json_response
 from card.server.bodies import read_body, run_apart
-from card.server.chat import start_chat
+from card.server.chat import count_prompt_tokens, start_chat
 from card.server.custom_tools import CustomTool, InputText
 from card.server.errors import ApiError
 from card.server.generation import Generation
@@ -57,6 +57,16 @@ async def responses(request: Request) -> Response:
         answer.items.push(chunk.parts)
     answer.finish(choice.finish_reason)
     return json_response(answer.body())
+
+
+async def input_tokens(request: Request) -> Response:
+    """Return the number of tokens of the input as the model would read it."""
+    service: Service = request.app.state.service
+    fields = await read_body(request, ResponsesRequest)
+    service.check_model(fields.model)
+    chat = await run_apart(request, fields.as_chat)
+    counted = await count_prompt_tokens(request, service, chat)
+    return json_response({"object": "response.input_tokens", "input_tokens": counted})
 
 
 class _Answer:

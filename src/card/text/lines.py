@@ -12,6 +12,8 @@ from typing import Any
 
 from card.errors import CardError, PromptError
 
+_MOST_BYTES = 256 << 20  # of a pipe or a device, such as /dev/zero, which would fill the memory
+
 
 def text_of(data: bytes, source: str, fault: type[CardError] = PromptError) -> str:
     """Return what bytes say, without a byte order mark, and with LF alone at the ends of lines.
@@ -25,11 +27,15 @@ def text_of(data: bytes, source: str, fault: type[CardError] = PromptError) -> s
 
 
 def read_text(path: Path, fault: type[CardError] = PromptError) -> str:
-    """Return what a file says, as `text_of` does. Raises: ``fault`` if it cannot be read."""
+    """Return what a file says, as `text_of` does. Raises: ``fault`` if it cannot be read, or has no end in sight."""
     try:
-        return text_of(path.read_bytes(), str(path), fault)
+        with path.open("rb") as file:
+            data = file.read(-1 if path.is_file() else _MOST_BYTES + 1)
     except OSError as error:
         raise fault(f"{path} cannot be read: {error.strerror}; name another file") from None
+    if len(data) > _MOST_BYTES and not path.is_file():
+        raise fault(f"{path} has no end in sight; name a file")
+    return text_of(data, str(path), fault)
 
 
 def file_lines(path: Path) -> Iterator[str]:

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from card.config.fields import require
 from card.errors import PromptError, SettingsError, in_few_words, named
+from card.machine.folders import followed
 from card.machine.packages import install_command
 
 if TYPE_CHECKING:
@@ -135,9 +136,9 @@ def _of_file(source: str | Path, bounds: PictureBounds, what: str) -> bytes:
     path = Path(unquote(parts.path) if parts.scheme == "file" else str(source))
     if bounds.folder is None:
         raise PromptError(f"{what} names a file, and files may not be named here; send a data URL")
-    folder = bounds.folder.resolve()
     try:
-        file = (folder / path).resolve()
+        folder = followed(bounds.folder)
+        file = followed(folder / path)
         is_allowed = file.is_relative_to(folder) and file.is_file()
         if is_allowed:
             _check_bytes(file.stat().st_size, bounds, what)

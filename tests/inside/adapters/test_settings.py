@@ -48,7 +48,7 @@ def test_lists_may_be_texts_and_writers_follow_from_the_drafter():
         ({"draft_address": "tcp://a:1", "schedule": "turns"}, "give draft, or leave schedule out"),
         ({"draft": "x", "schedule": "turns", "draft_optional": True}, "leave them out in turns"),
         ({"draft": "x", "schedule": "turns", "draft_cores": [1]}, "leave them out in turns"),
-        ({"draft_kv_cache_memory": "much"}, "a memory size must be"),
+        ({"draft_kv_cache_memory": "much"}, "draft_kv_cache_memory must be a number of bytes"),
         ({"lead": None}, "lead must be a whole number, got None"),
         ({"row_cost": 2}, "row_cost must be from 0 to 1, got 2"),
         ({"draft_optional": 1}, "draft_optional must be True or False, got 1"),

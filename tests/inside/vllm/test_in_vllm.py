@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from card.models.inflation import inflate, parse_parameter_count
+from card.config import parse_parameter_count
+from card.models.inflation import inflate
 from card.models.loading import load_tokenizer
 from card.theirs.transformers.loading import load_model
 from tests.inside.vllm.running import run_vllm, start_vllm

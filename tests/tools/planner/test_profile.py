@@ -151,7 +151,7 @@ def test_a_round_takes_the_longer_for_turning_its_tokens_into_text(monkeypatch):
     assert measure_overheads(model, tokenizer=object()).round_s == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("threads", [(2, 1), (1, 1), (0, 1)])
+@pytest.mark.parametrize("threads", [(2, 1), (1, 1), (0, 1), (1, 99999)])
 def test_a_measurement_refuses_threads_that_do_not_rise(threads):
     with pytest.raises(PlanError, match="rising order"):
         measure_profile("toy", threads=threads)

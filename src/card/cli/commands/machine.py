@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from card.cli.parts.command import command
-from card.cli.parts.options import json_option, kernels_option, wide_option
-from card.cli.parts.sections import option
+from card.cli.parts.options import json_option, kernels_option, option_of, wide_option
 from card.cli.parts.starting import run
+from card.config import EngineSettings
 
 
 @command(short_help="List known pairs.")
@@ -30,7 +30,7 @@ def methods(as_json: bool) -> int:
 @command(short_help="List or clear kept weights.")
 @click.argument("model", required=False)
 @click.option("--clear", is_flag=True, help="Remove them.")
-@option("--cache-dir", section="Machine", help="Folder for files kept between starts.  [default: ~/.cache/card]")
+@option_of(EngineSettings, "cache_dir")
 @json_option
 def cache(**options: Any) -> int:
     """List what is kept of GGUF files and of folders in MXFP4, as passes read it: of MODEL, or of all.

@@ -13,6 +13,7 @@ import click
 from card.cli.parts.chosen_models import choose_models
 from card.cli.parts.command import command
 from card.cli.parts.fetching import fetch_models
+from card.cli.parts.files import NamedPath
 from card.cli.parts.options import (
     DEMO_DRAFT,
     counted,
@@ -98,7 +99,7 @@ _server_options = with_options(
     option(
         "--config",
         section="Server",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        type=NamedPath(path_type=Path, exists=True, dir_okay=False),
         is_eager=True,
         expose_value=False,
         callback=_read_config,
@@ -186,14 +187,14 @@ def _server(module: str, words: str = "") -> Any:
 @command(short_help="Draft for targets on other machines.")
 @click.option("--listen", default="tcp://127.0.0.1:5555", show_default=True, help="Address; port 0 takes a free one.")
 @option("--draft", section="Models", default=DEMO_DRAFT, show_default=True, help="Draft model.")
-@click.option("--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`.")
+@click.option("--keys", type=NamedPath(path_type=Path), help="The server's folder of `card keys`.")
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @counted("--threads", default=1, words="CPU threads.", section="Machine")
 @option("--cores", section="Machine", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
 @counted("--max-model-len", default=4096, least=2, words="Longest text drafted for.", section="Models")
-@option("--kv-cache-memory", section="Machine", help="Memory for KV rows, such as 2GiB.  [default: by free memory]")
+@option_of(EngineSettings, "kv_cache_memory", help="Memory for KV rows, such as 2GiB.  [default: by free memory]")
 @counted("--max-sessions", default=16, words="Most clients.")
 @counted("--max-sessions-per-client", words="Most per key.  [default: half]")
 def draft_server(**options: Any) -> int:
@@ -205,7 +206,7 @@ def draft_server(**options: Any) -> int:
 
 
 @command(short_help="Make the keys of a draft server and its clients.")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", metavar="DIR", type=NamedPath(path_type=Path, file_okay=False))
 @click.option("--client", "clients", multiple=True, help="Name of a client; may be given several times.")
 def keys(folder: Path, clients: tuple[str, ...]) -> None:
     """Make DIR/server for the machine of `card draft-server`, and DIR/client (or DIR/NAME) for each client's machine.

@@ -68,8 +68,8 @@ def generate(
     Piped text follows PROMPT and a blank line; it is the prompt if there is no other, or if PROMPT is "-". Images come
     before the prompt, in their order.
     """
+    params = pop_sampling_params(options)  # first: a schema may be on standard input
     text = read_prompt(prompt, prompt_file)
-    params = pop_sampling_params(options)
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
     if raw and system:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,32 +16,73 @@ from typing import Any, TypeVar
 import click
 
 from card.errors import PromptError, SettingsError
-from card.machine.folders import expanded, replaced
+from card.machine.folders import followed, replaced
 from card.text.lines import numbered_lines
 
 T = TypeVar("T")
+_ENDLESS = {os.makedev(1, minor) for minor in (5, 7, 8, 9)}  # of Linux: zero, full, random, urandom
 
 
-class OutputPath(click.Path):
+class NamedPath(click.Path):
+    """A file or a folder by its name."""
+
+    is_read = True  # the command reads it, too
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path.
+
+        Fails as `click.Path` does, and for an empty name, as of a shell's variable that is not set: Python would take
+        it for the working folder.
+        """
+        if value == "":
+            self.fail("a name of a file or a folder must not be empty", param, ctx)
+        if self.is_read:
+            _refuse_endless(self, value, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class ReadFile(click.File):
+    """A file that is opened to read."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the open file. Fails as `click.File` does, and as `_refuse_endless`."""
+        _refuse_endless(self, value, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _refuse_endless(
+    kind: click.Path | click.File, value: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    """Fail for a device that is read without an end, such as /dev/zero: it would fill the memory."""
+    with contextlib.suppress(OSError, ValueError):  # not there, which others tell
+        facts = os.stat(value)
+        if stat.S_ISCHR(facts.st_mode) and facts.st_rdev in _ENDLESS:
+            kind.fail(f"{value} is a device that never ends; name a file", param, ctx)
+
+
+class OutputPath(NamedPath):
     """A file or a folder that the command will write. Missing parent folders are allowed.
 
     `refuse_losses` refuses one that another argument names too.
     """
 
-    def __init__(self, *, is_folder: bool = False, beside: Sequence[str] = ()) -> None:
+    def __init__(self, *, is_folder: bool = False, beside: Sequence[str] = (), is_read: bool = False) -> None:
         """Declare an output.
 
         Args:
             beside: endings of further files, which are kept beside it until it is written.
+            is_read: the command reads it again, so that no device will do.
         """
         super().__init__(file_okay=not is_folder, dir_okay=is_folder, path_type=Path)
-        self._is_folder, self._beside = is_folder, beside
+        self._is_folder, self._beside, self.is_read = is_folder, beside, is_read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Fails with a usage error if it cannot be written."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if self._beside and not path.name:
             self.fail(f"must have a name, got {str(value)!r}; give one such as out: more is kept beside it", param, ctx)
+        if self.is_read and path.exists() and not path.is_file():
+            self.fail(f"{path} is no file, and what is written there is read again; name a file", param, ctx)
         try:
             check_can_write(path / "new" if self._is_folder else path)
         except SettingsError as error:
@@ -78,7 +121,9 @@ def _paths_in(value: Any) -> Iterator[Path]:
     elif isinstance(value, str):
         for text in (value, value.partition("=")[2]):
             parts = text.split(":")
-            yield from (Path(expanded(":".join(parts[:count]))) for count in range(len(parts), 0, -1) if parts[0])
+            yield from (
+                Path(os.path.expanduser(":".join(parts[:count]))) for count in range(len(parts), 0, -1) if parts[0]
+            )
     elif isinstance(value, Iterable):
         for one in value:
             yield from _paths_in(one)
@@ -91,10 +136,10 @@ def _would_lose(output: Path, other: Path) -> bool:
     try:
         if output.exists() and not output.is_file() and not output.is_dir():
             return False  # a device
-        if (other / "config.json").is_file() and output.is_file() and other.resolve() in output.resolve().parents:
+        if (other / "config.json").is_file() and output.is_file() and followed(other) in followed(output).parents:
             return True
         is_path = other.exists() or other.suffix or other.parent != Path()
-        return bool(is_path) and (other.resolve() == output.resolve() or (other.exists() and other.samefile(output)))
+        return bool(is_path) and (followed(other) == followed(output) or (other.exists() and other.samefile(output)))
     except (OSError, ValueError):  # no path, or one that is not there
         return False
 
@@ -107,7 +152,7 @@ def check_can_write(path: Path) -> None:
         if path.is_file():
             path.open("ab").close()
         if path.is_file() or not path.exists():  # anything else is a device, which is not tested
-            folder = path.resolve().parent
+            folder = followed(path).parent
             while not folder.exists() and folder != folder.parent:
                 folder = folder.parent
             number, name = tempfile.mkstemp(prefix=".card-", dir=folder)
@@ -128,8 +173,9 @@ def writing(path: Path) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             yield path  # a device
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path.resolve()) as part:
+        place = followed(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(place) as part:
             yield part
             if path.is_file():
                 shutil.copymode(path, part)

@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
+from card.cli.parts.files import NamedPath, ReadFile
 from card.cli.parts.sections import CardOption, F, option
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, NEUTRAL, DraftSettings, EngineSettings, Grammar, SamplingParams
+from card.config.engine import MAX_THREADS
 from card.config.fields import Setting, declared, require
 from card.config.method import default_method
 from card.config.registry import methods, own_kinds, own_settings
@@ -24,6 +26,7 @@ DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 NO_DRAFT = "none"
 MOST_RECORDED_TOKENS = 256  # of a text that is recorded or trained on, by default
 LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no reliable rate
+_MOST_COUNTED = {"--seed": 2**63 - 1, "--threads": MAX_THREADS}  # what libraries have room for, where it is not 32 bits
 _Parse = Callable[[click.Context, click.Parameter, Any], Any]
 
 
@@ -45,8 +48,12 @@ parse_cores = _listed(int, "core numbers such as 0 or 0,1")
 
 
 def parse_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Return the names in "a,b"."""
-    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+    """Return the names in "a,b". Raises: click's BadParameter if there are none."""
+    if value is None:
+        return None
+    if not (names := tuple(part.strip() for part in value.split(",") if part.strip())):
+        raise click.BadParameter(f"must be names such as a,b, got {value!r}")
+    return names
 
 
 def parse_biases(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
@@ -132,7 +139,8 @@ def options_in(
 def counted(*flags: str, default: int | None = None, least: int = 1, words: str, section: str = "") -> Callable[[F], F]:
     """Return an option for a whole number of ``least`` or more; ``words`` are its help."""
     shows_default = default is not None
-    kind = click.IntRange(least, (1 << 63 if "--seed" in flags else 1 << 31) - 1)  # what libraries have room for
+    most = next((_MOST_COUNTED[flag] for flag in flags if flag in _MOST_COUNTED), 2**31 - 1)
+    kind = click.IntRange(least, most)
     return option(*flags, section=section, type=kind, default=default, show_default=shows_default, help=words)
 
 
@@ -140,7 +148,7 @@ def file_option(
     *flags: str, words: str, required: bool = False, multiple: bool = False, **how: Any
 ) -> Callable[[F], F]:
     """Return an option for an existing file, or several; ``words`` are its help, ``how`` as in `option_of`."""
-    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+    kind = NamedPath(exists=True, dir_okay=False, path_type=Path)
     return click.option(*flags, type=kind, required=required, multiple=multiple, help=words, **how)
 
 
@@ -236,7 +244,7 @@ _form = partial(option, section="Form of the answer")
 sampling_options = with_options(
     *options_in(SamplingParams),
     _form("--json-object", is_flag=True, help="Answer with a JSON object."),
-    _form("--json-schema", type=click.File("rb"), help="Answer with JSON of this schema."),
+    _form("--json-schema", type=ReadFile("rb"), help="Answer with JSON of this schema."),
     _form("--regex", help="Answer with a text that this whole expression matches."),
 )
 neutral_options = with_options(  # of commands that measure: they ignore the model's generation config

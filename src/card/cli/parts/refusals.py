@@ -13,6 +13,7 @@ from card.cli.parts.files import refuse_losses
 from card.cli.parts.other_names import what_to_write
 from card.cli.parts.sections import CardOption
 
+_MAY_BE_EMPTY = frozenset({"prompt", "system"})  # the first is refused in words of its own
 _INTEGERS = range(-(2**63), 2**63)
 
 
@@ -39,12 +40,13 @@ class ModeOption(CardOption):
 def refuse_what_cannot_be_meant(command: click.Command, context: click.Context) -> None:
     """Refuse values and options that a command has read.
 
-    Raises: UsageError for what only Python takes for a number, and for an option that nothing reads beside the
-        others; SettingsError if an output is an input too.
+    Raises: UsageError for what only Python takes for a number, for an empty text, and for an option that nothing reads
+        beside the others; SettingsError if an output is an input too.
     """
     if not context.resilient_parsing:
         for one in command.params:
             _refuse_odd_numbers(one, context)
+            _refuse_empty_texts(one, context)
             if isinstance(one, ModeOption):
                 one.refuse_elsewhere(context)
     refuse_losses(command, context)
@@ -61,10 +63,24 @@ def _is_given(param: click.Parameter, context: click.Context) -> bool:
     return context.get_parameter_source(param.name or "") not in (None, ParameterSource.DEFAULT)
 
 
+def _refuse_empty_texts(param: click.Parameter, context: click.Context) -> None:
+    """Raise UsageError for a text without a character, as of a shell's variable that is not set."""
+    value = context.params.get(param.name or "")
+    is_text = isinstance(param.type, click.types.StringParamType) and param.name not in _MAY_BE_EMPTY
+    if is_text and "" in _flat(value):
+        name = param.human_readable_name.strip("[]") if isinstance(param, click.Argument) else param.opts[0]
+        raise click.UsageError(f"{name} must not be empty; give it a value, or leave it out", context)
+
+
+def _flat(value: Any) -> list[Any]:
+    """Return the values of a parameter that may be given several times, or takes several words."""
+    return [one for part in value for one in _flat(part)] if isinstance(value, tuple) else [value]
+
+
 def _refuse_odd_numbers(param: click.Parameter, context: click.Context) -> None:
     """Raise BadParameter for NaN, and for a number that no other program could hold."""
     value = context.params.get(param.name or "")
-    for number in value if isinstance(value, tuple) else (value,):
+    for number in _flat(value):
         if isinstance(number, float) and math.isnan(number):
             raise click.BadParameter("nan is no number; give another", context, param)
         if isinstance(number, int) and number not in _INTEGERS:

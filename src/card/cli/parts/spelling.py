@@ -25,6 +25,12 @@ def spelled_for(command: click.Command, setting: str) -> str:
     return setting
 
 
+def in_options(error: CardError) -> str:
+    """Return the text of an error that does not end the running command, with the command's options."""
+    context = click.get_current_context(silent=True)
+    return str(error) if context is None else error.spelled(lambda setting: spelled_for(context.command, setting))
+
+
 @contextlib.contextmanager
 def naming_options(command: click.Command) -> Iterator[None]:
     """Let an error of the block name the command's options instead of settings."""

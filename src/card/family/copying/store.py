@@ -14,7 +14,6 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from card.drafting.local.suffix import best_first
 from card.errors import SettingsError, named
 from card.family.copying.record import StoreSettings
 from card.family.copying.text_database import Owner, TextDatabase, Tokens
+from card.machine.folders import expanded
 from card.tree.nodes import NO_NODES, Nodes
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class StoreWriter(LocalWriter):
             )
         self._max_tokens = chosen.suffix_store_tokens
         self._database = TextDatabase(
-            Path(chosen.suffix_store),
+            expanded(chosen.suffix_store),
             Owner(chosen.suffix_store_key, tokenizer, vocab_size),
             self._max_tokens,
             busy_timeout_s=busy_timeout_s,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from card.cli.parts.command import command
-from card.cli.parts.files import OutputPath
+from card.cli.parts.files import NamedPath, OutputPath
 from card.cli.parts.options import counted, option_of, pair_options
 from card.cli.parts.starting import run
 from card.config import EngineSettings
@@ -19,7 +19,7 @@ from card.config import EngineSettings
 @click.option(
     "--data",
     required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=NamedPath(exists=True, dir_okay=False, path_type=Path),
     help='JSON lines with "question" and "answer".',
 )
 @click.option("--out", required=True, type=OutputPath(is_folder=True), help="Folder to write.")

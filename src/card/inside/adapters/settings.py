@@ -63,7 +63,7 @@ class AdapterSettings:
     def __post_init__(self) -> None:
         check(self)
         if self.draft_kv_cache_memory is not None:
-            parse_size(self.draft_kv_cache_memory)
+            parse_size(self.draft_kv_cache_memory, "draft_kv_cache_memory")
         has_draft = self.draft is not None or self.draft_address is not None
         if not self.writers:
             object.__setattr__(self, "writers", ((DRAFTER,) if has_draft else ()) + _DEFAULT_WRITERS)

@@ -53,7 +53,7 @@ def make_proposer(
             model=settings.draft,
             vocab_size=vocab_size,
             tokenizer=tokenizer,
-            kv_cache_bytes=parse_size(memory) if memory is not None else None,
+            kv_cache_bytes=parse_size(memory, "draft_kv_cache_memory") if memory is not None else None,
             measures=False,
             integer_threads=settings.draft_threads,  # the engine may have bound other threads to its cores
         )

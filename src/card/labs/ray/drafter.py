@@ -93,7 +93,9 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
             dtype=engine.dtype_of_draft,
             device=engine.draft_device or engine.device,
             max_model_len=engine.max_model_len or DEFAULT_MODEL_LEN,
-            kv_cache_bytes=parse_size(pool.drafter_kv_cache_memory) if pool.drafter_kv_cache_memory else None,
+            kv_cache_bytes=parse_size(pool.drafter_kv_cache_memory, "drafter_kv_cache_memory")
+            if pool.drafter_kv_cache_memory
+            else None,
             cache_dir=engine.weights_dir,
         ),
         threads=engine.draft_threads,

@@ -54,7 +54,7 @@ class PoolSettings:
             least = getattr(self, few)
             require(getattr(self, many) >= least, many, f"at least {few} ({least})", getattr(self, many))
         if self.drafter_kv_cache_memory is not None:
-            parse_size(self.drafter_kv_cache_memory)
+            parse_size(self.drafter_kv_cache_memory, "drafter_kv_cache_memory")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import click
 
 from card.cli.parts.command import command
-from card.cli.parts.files import OutputPath
+from card.cli.parts.files import NamedPath, OutputPath
 from card.cli.parts.options import counted, file_option
 from card.cli.parts.starting import run
 
 _MODES = ("exact", "redraw", "averaged", "adaptive", "tolerance")  # of card.labs.series.verify, which imports torch
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FOLDER = NamedPath(file_okay=False, path_type=Path)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,7 +15,7 @@ from card.server.answers import event, json_response
 from card.server.anthropic.errors import message_error
 from card.server.anthropic.schemas import CountRequest, MessagesRequest
 from card.server.bodies import read_body, run_apart
-from card.server.chat import start_chat
+from card.server.chat import count_prompt_tokens, start_chat
 from card.server.errors import ApiError
 from card.server.generation import Generation
 from card.server.service import Service
@@ -57,8 +57,7 @@ async def count_tokens(request: Request) -> Response:
     fields = await read_body(request, CountRequest)
     service.check_model(fields.model)
     chat = await run_apart(request, fields.as_chat)
-    plan = await run_apart(request, service.tools.plan, chat)
-    return json_response({"input_tokens": len(await service.encode(plan.conversation, must_fit=False))})
+    return json_response({"input_tokens": await count_prompt_tokens(request, service, chat)})
 
 
 class _Answer:

@@ -19,7 +19,8 @@ from card.cli.parts.options import DEMO_DRAFT, DEMO_TARGET, given
 from card.cli.parts.remarks import hint_at_int8
 from card.cli.parts.starting import Say
 from card.cli.parts.tables import show
-from card.config import SamplingParams
+from card.config import DraftSettings, SamplingParams, parse_parameter_count
+from card.config.fields import declared, require
 from card.config.registry import settings_of_methods
 from card.config.splitting import engine_settings
 from card.engine.trace import Trace, write_trace
@@ -95,8 +96,9 @@ def read_plan(options: dict[str, Any]) -> BenchPlan:
             raise SettingsError("--coupling-report needs a temperature above 0, got 0; add --temperature 1")
         rows = uncoupled(rows)
     lengths = options["sps_lengths"]
-    if min(lengths) < 1:
-        raise SettingsError(f"--sps-lengths must be 1 or more, got {min(lengths)}")
+    for one in lengths:
+        allowed = declared(DraftSettings)["num_speculative_tokens"].fault(one)
+        require(not allowed, "--sps-lengths", allowed, one)
     sampling = {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens")}
     lineup = LineupSettings(
         params=SamplingParams(**sampling).resolved(),
@@ -149,9 +151,12 @@ def _pairs(options: dict[str, Any]) -> list[PairSpec]:
         target = options["target"] or DEMO_TARGET
         draft = options["draft"] or (DEMO_DRAFT if target == DEMO_TARGET else "none")
         pairs.insert(0, (target, draft))
-    costs = options["target_cost"] or ["none"]
+    costs = [None if cost == "none" else cost for cost in options["target_cost"] or ["none"]]
+    for cost in costs:
+        if cost is not None:
+            parse_parameter_count(cost)
     return [
-        PairSpec(target=target, draft=None if draft == "none" else draft, target_cost=None if cost == "none" else cost)
+        PairSpec(target=target, draft=None if draft == "none" else draft, target_cost=cost)
         for cost in costs
         for target, draft in pairs
     ]

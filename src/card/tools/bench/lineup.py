@@ -14,7 +14,7 @@ from typing import Any
 from card.api.llm import LLM
 from card.assembly.drafters import as_it_drafts, load_state_draft
 from card.assembly.plan import DEFAULT_MODEL_LEN, readable
-from card.config import INT8, DraftSettings, ResolvedParams
+from card.config import INT8, DraftSettings, ResolvedParams, parse_parameter_count
 from card.config.registry import find_method
 from card.errors import MissingError, SettingsError, named
 from card.family.judges.knobs import parse_judge
@@ -26,7 +26,7 @@ from card.models.block_loading import is_state_drafter
 from card.models.by_transformers import has_transformers, torch_module
 from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit, end_token_ids, parameter_count
-from card.models.inflation import inflate, parse_parameter_count, price_in_words
+from card.models.inflation import inflate, price_in_words
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
 from card.models.own.decoder_model import is_int8

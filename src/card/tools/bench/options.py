@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from card.cli.parts.command import command
-from card.cli.parts.files import OutputPath
+from card.cli.parts.files import NamedPath, OutputPath
 from card.cli.parts.options import (
     DEMO_DRAFT,
     DEMO_TARGET,
@@ -96,8 +96,10 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @option("--coupling-report", section="Drafting", is_common=False, is_flag=True, help="Add rows without coupled noise.")
 @click.option("--force-acceptance", type=click.FloatRange(0, 1), help="Accept by chance; not exact.")
 @click.option("--trace", type=OutputPath(), help="Trace for ui.perfetto.dev.")
-@click.option("--out", type=OutputPath(), help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
-@click.option("--resume", type=Path, help="Run what this file lacks.")
+@click.option(
+    "--out", type=OutputPath(is_read=True), help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]"
+)
+@click.option("--resume", type=NamedPath(path_type=Path), help="Run what this file lacks.")
 def bench(**options: Any) -> int:
     """Measure methods against each other on the same weights, prompts and cores.
 
@@ -108,7 +110,7 @@ def bench(**options: Any) -> int:
 
 
 @command(short_help="Make a page and a table of bench files.")
-@click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("results", nargs=-1, required=True, type=NamedPath(exists=True, dir_okay=False, path_type=Path))
 @click.option("--out", type=OutputPath(), help="Write one HTML file that needs nothing else.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Write a line for each pair, row and workload.")
 def report(**options: Any) -> int:

@@ -26,7 +26,7 @@ from card.cli.parts.options import DEMO_TARGET, given
 from card.cli.parts.remarks import hint_at_int8
 from card.cli.parts.starting import spinner
 from card.cli.parts.tables import show, table
-from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule
+from card.config import KERNELS_VARIABLE, DraftSettings, EngineSettings, Schedule, parse_parameter_count
 from card.config.fields import declared
 from card.config.method import ALONE
 from card.engine.policy.rounds import ScheduleCost
@@ -36,7 +36,7 @@ from card.models.block_loading import is_state_drafter
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate
 from card.models.loaded_model import LoadedModel
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import load_decoder, load_tokenizer

@@ -9,13 +9,15 @@ from typing import Any
 
 from card.assembly.drafters import as_it_drafts, load_state_draft
 from card.assembly.latency.timing import measure_pass_cost
+from card.config import parse_parameter_count
+from card.config.engine import MAX_THREADS
 from card.errors import PlanError, named
 from card.machine.threads import CoreSet, default_threads, pinned
 from card.models.block_loading import is_state_drafter, require_block
 from card.models.by_transformers import torch_module
 from card.models.drafter_facts import drafter_of
 from card.models.facts import context_limit, parameter_count
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate
 from card.models.loaded_model import LoadedModel
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.names import OWN_BLOCK
@@ -52,10 +54,10 @@ def measure_profile(
         ctc: file of a head that drafts for the model; it is timed, too.
         tell: called with a line about each step.
     Raises: ModelError if it cannot be loaded, or the head is of another model; PlanError unless threads are
-        rising numbers of 1 or more, or for a ``draft`` that is measured otherwise.
+        rising numbers of threads that we may have, or for a ``draft`` that is measured otherwise.
     """
-    if list(threads) != sorted(set(threads)) or min(threads, default=1) < 1:
-        raise PlanError(f"{named('threads')} must be 1 or more, in rising order, got {list(threads)}")
+    if list(threads) != sorted(set(threads)) or not set(threads) <= set(range(1, MAX_THREADS + 1)):
+        raise PlanError(f"{named('threads')} must be from 1 to {MAX_THREADS}, in rising order, got {list(threads)}")
     environment = describe_run()  # figures of a busy machine are unreliable
     tell(f"loading {name}")
     tokenizer = load_tokenizer(name)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from card.cli.parts.command import command
-from card.cli.parts.files import OutputPath
+from card.cli.parts.files import NamedPath, OutputPath
 from card.cli.parts.options import (
     MOST_RECORDED_TOKENS,
     counted,
@@ -92,9 +92,9 @@ def record(**options: Any) -> int:
 
 
 @command(short_help="Predict the speed of every method from profiles and a recording.")
-@option("--target", section="Models", required=True, help="Profile of the target: file, or shipped.")
-@option("--draft", section="Models", help="Profile of the draft model.")
-@click.option("--recording", type=click.Path(dir_okay=False, path_type=Path), help="File of card record.")
+@option("--target", section="Models", required=True, help="Profile of the target: a file, or a shipped name.")
+@option("--draft", section="Models", help="The draft model's.")
+@click.option("--recording", type=NamedPath(dir_okay=False, path_type=Path), help="File of card record.")
 @click.option("--synthetic", type=float, help="Instead: share of right first choices.")
 @click.option(
     "--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]", section="Method", **_NO_POOL

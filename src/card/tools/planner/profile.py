@@ -10,6 +10,7 @@ import msgspec
 
 from card.errors import PlanError
 from card.machine.expert_cost import ExpertCounts
+from card.machine.folders import expanded
 from card.machine.pass_cost import PassCost
 from card.models.drafter_facts import DrafterFacts
 from card.tools.planner.files import read_file, write_bytes
@@ -182,7 +183,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
     Raises: PlanError if it cannot be read, is no profile, of another version, or has impossible values.
     """
-    path = Path(name_or_path)
+    path = expanded(name_or_path)
     if not path.is_file() and str(name_or_path) in shipped_profiles():
         path = _folder() / f"{name_or_path}.json"
     if not path.is_file():
