@@ -70,10 +70,6 @@ class TunedPolicy(Policy):
         pair = self._acceptance.pair
         return pair.lasting if pair.num_compared >= LASTING_COUNT else None
 
-    def measured(self) -> Mapping[Schedule, ScheduleCost]:
-        """Return the schedules whose passes were seen in rounds, with the measured costs."""
-        return self._costs.measured()
-
     def predicted(self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None) -> float:
         """Return the tokens/s predicted for a schedule, without its measured speed; arguments as in `round_of`."""
         tokens, seconds = self.round_of(schedule, num_requests, agreement)
