@@ -29,7 +29,7 @@ class World:
     seed: int = 0
 
     def expected(
-        self, schedule: Schedule, num_requests: int = 1, num_drafting: int | None = None
+        self, schedule: Schedule, num_requests: int = 1, num_drafting: int | None = None, is_hoped: bool = False
     ) -> tuple[float, float]:
         """Return the tokens of a request in a round, and its seconds."""
         if schedule == "off":
@@ -76,7 +76,7 @@ class Learning:
     compared: float = 0.0
 
     def expected(
-        self, schedule: Schedule, num_requests: int = 1, num_drafting: int | None = None
+        self, schedule: Schedule, num_requests: int = 1, num_drafting: int | None = None, is_hoped: bool = False
     ) -> tuple[float, float]:
         """Return what the world promises that has the agreement seen so far."""
         agreement = (self.agreed + 10 * self.believed.agreement) / (self.compared + 10)
@@ -306,7 +306,7 @@ def test_no_trial_begins_while_prompts_are_read() -> None:
 
 
 def test_rounds_are_held_against_what_was_expected_of_as_many_requests_with_drafts() -> None:
-    def expected(schedule: Schedule, num_requests: int, num_drafting: int | None) -> tuple[float, float]:
+    def expected(schedule: Schedule, num_requests: int, num_drafting: int | None, _: bool) -> tuple[float, float]:
         return 1.0 + (num_requests if num_drafting is None else num_drafting), 1.0
 
     modes = Modes(("turns", "off"), expected)

@@ -135,6 +135,12 @@ class Agreement:
         return (agreed + self.lasting * PRIOR_COUNT) / (compared + PRIOR_COUNT)
 
     @property
+    def hoped(self) -> float:
+        """The chance plus its standard error, by all that the pair ever showed: so a new pair is tried long enough."""
+        chance = self.value
+        return min(1.0, chance + math.sqrt(chance * (1 - chance) / (self.num_compared + PRIOR_COUNT)))
+
+    @property
     def calibration(self) -> Calibration:
         """The line, of logarithms, through what was claimed and what agreed where claims are low and where high."""
         (low, low_agreed), (high, high_agreed) = self._unsure.mean, self._sure.mean

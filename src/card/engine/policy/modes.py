@@ -64,7 +64,7 @@ class Modes:
     def __init__(
         self,
         schedules: Iterable[Schedule],
-        predict: Callable[[Schedule, int, int | None], tuple[float, float]],
+        predict: Callable[[Schedule, int, int | None, bool], tuple[float, float]],
         *,
         reading_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -72,7 +72,8 @@ class Modes:
 
         Args:
             predict: tokens of a request in a round of a schedule for so many requests, of which so many get drafts
-                (None: all that want them), and seconds of that round.
+                (None: all that want them), and seconds of that round: by present knowledge, or if the last argument
+                is true by what may well be while little is known.
             reading_s: seconds of reading before a drafter in turns can draft for a request.
         """
         self._all = tuple(schedules)
@@ -83,7 +84,7 @@ class Modes:
         self._reads_prompts, self.is_trial = True, False  # the first prompt is not read yet
         self._enter(1)
         self.schedule: Schedule = self._here.best
-        self.rate = self.rate_of(self.schedule)  # tokens that a second brings at the present batch size
+        self.rate = self.rate_of(self.schedule, is_hoped=False)  # tokens that a second brings at the present batch size
         self._credit_s = REVIEW_ROUNDS / self.rate  # seconds that trials may cost now; these are for a first one
         self.reason = "predicted"
 
@@ -127,7 +128,7 @@ class Modes:
         here, self._reads_prompts = self._here, reads_prompts
         self._credit_s += TRIAL_SHARE / min(num_requests, 2) * seconds
         if self.schedule != "off" and num_drafting != 0 and not (reads_prompts or is_reading):
-            tokens, expected_s = self._predict(self.schedule, num_requests, num_drafting)
+            tokens, expected_s = self._predict(self.schedule, num_requests, num_drafting, False)
             record = here.records.setdefault(self.schedule, ModeRecord())
             record.observe(num_requests, num_tokens / (num_requests * tokens), seconds / expected_s)
         if self.is_trial and not reads_prompts:
@@ -136,9 +137,9 @@ class Modes:
         if not (self.is_trial and is_reading):
             self._since_review += 1
 
-    def rate_of(self, schedule: Schedule, num_drafting: int | None = None) -> float:
-        """Return the tokens per second expected of a schedule at the present batch size."""
-        tokens, seconds = self._predict(schedule, self._num_requests, num_drafting)
+    def rate_of(self, schedule: Schedule, num_drafting: int | None = None, *, is_hoped: bool = True) -> float:
+        """Return the tokens per second hoped for of a schedule, or expected, at the present batch size."""
+        tokens, seconds = self._predict(schedule, self._num_requests, num_drafting, is_hoped)
         record = self._here.records.get(schedule)
         return self._num_requests * tokens / max(seconds, 1e-9) * (record.gain if record else 1.0)
 
@@ -166,7 +167,7 @@ class Modes:
             here.best, self._num_idle = first, 0
         elif "off" in rates and self._num_idle >= REVIEW_ROUNDS:
             here.best = "off"  # a drafter that drafts nothing shows nothing
-        self.schedule, self.rate = here.best, rates[first]
+        self.schedule, self.rate = here.best, self.rate_of(first, is_hoped=False)
         self.reason = f"{self._num_requests} at once: " + ", ".join(
             f"{rate:.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}" for schedule, rate in rates.items()
         )
@@ -181,5 +182,5 @@ class Modes:
     def _price_s(self, schedule: Schedule) -> float:
         """Return the expected cost in seconds of a trial of a schedule; in turns one request gets drafts."""
         reading_s, num_drafting = (self._reading_s(), 1) if schedule == "turns" else (0.0, None)
-        tokens, seconds = self._predict(schedule, self._num_requests, num_drafting)
+        tokens, seconds = self._predict(schedule, self._num_requests, num_drafting, False)
         return reading_s + REVIEW_ROUNDS * (seconds - self._num_requests * tokens / self.rate)

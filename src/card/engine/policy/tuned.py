@@ -72,21 +72,21 @@ class TunedPolicy(Policy):
 
     def predicted(self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None) -> float:
         """Return the tokens/s predicted for a schedule, without its measured speed; arguments as in `round_of`."""
-        tokens, seconds = self.round_of(schedule, num_requests, agreement=agreement)
+        tokens, seconds = self.round_of(schedule, num_requests, agreement)
         return num_requests * tokens / max(seconds, 1e-9)
 
     def round_of(
         self,
         schedule: Schedule,
         num_requests: int = 1,
-        num_drafted: int | None = None,
         agreement: float | None = None,
+        num_drafted: int | None = None,
     ) -> tuple[float, float]:
         """Return the tokens of a request in a round of a schedule at its best depth, and the seconds of that round.
 
         Args:
-            num_drafted: requests that get drafts; None: all for which other writers have nothing.
             agreement: chance in [0, 1] that a candidate below an accepted one is accepted; None: as learnt so far.
+            num_drafted: requests that get drafts; None: all for which other writers have nothing.
         """
         costs, copied = self._costs, self._copied.mean
         agreement = self._acceptance.pair.value if agreement is None else agreement
@@ -282,7 +282,11 @@ class TunedPolicy(Policy):
         return resting
 
     def _new_modes(self) -> Modes:
-        return Modes(self.costs, self.round_of, reading_s=self._unread.least_s)
+        def predict(schedule: Schedule, num_requests: int, num_drafted: int | None, hopes: bool) -> tuple[float, float]:
+            agreement = self._acceptance.pair.hoped if hopes else None
+            return self.round_of(schedule, num_requests, agreement, num_drafted)
+
+        return Modes(self.costs, predict, reading_s=self._unread.least_s)
 
     def _follow(self) -> None:
         """Adopt the chosen schedule and its cores; long prompts are read on all cores."""
