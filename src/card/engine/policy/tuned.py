@@ -95,8 +95,8 @@ class TunedPolicy(Policy):
         alone = 1.0 + copied.num_right
         if not costs.drafts(schedule):
             return alone, plain_s
-        share = copied.missed if num_drafted is None else num_drafted / num_requests
-        has_turn = 1 - (1 - copied.missed) ** num_requests if num_drafted is None else 1.0
+        share = 1 - copied.hits if num_drafted is None else num_drafted / num_requests
+        has_turn = 1 - copied.hits**num_requests if num_drafted is None else 1.0
         num_drafted = max(1, round(share * num_requests))
         draft_s = costs.draft_s(schedule, num_drafted, self._width(schedule))
         start_s = costs.first_draft_s(schedule, num_drafted) - draft_s
