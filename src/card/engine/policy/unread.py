@@ -16,8 +16,8 @@ from card.engine.metrics import RequestStats
 from card.engine.policy.acceptance import DEEPEST
 from card.engine.request import Request, Update
 
-FIRST_LENGTH = 256  # rounds of made-up answers, before any have finished
-_NUM_LENGTHS = 16  # finished answers whose rounds are known
+_FIRST_ROUNDS = 256  # of made-up answers, before any have finished
+_NUM_ANSWERS = 16  # finished ones whose rounds are known
 _FEW = 1 + DEEPEST  # tokens that the drafter reads in passing: as many as a round may commit
 _MANY = 64  # requests that may be remembered after they were aborted
 _LEAST_PIECE = 16  # tokens of a text that are read at once, however slow the drafter is
@@ -44,7 +44,7 @@ class Unread:
         self._seconds = seconds
         self._answers: dict[int, RequestStats] = {}  # live counters of the running requests
         self._read: dict[int, int] = {}  # tokens of each text when the drafter last read it
-        self._lengths = deque([FIRST_LENGTH] * _NUM_LENGTHS, _NUM_LENGTHS)
+        self._rounds = deque([_FIRST_ROUNDS] * _NUM_ANSWERS, _NUM_ANSWERS)  # of finished answers
         self._decoding: Sequence[Request] = ()
 
     def observe(self, decoding: Sequence[Request], updates: Iterable[Update]) -> None:
@@ -56,7 +56,7 @@ class Unread:
             else:
                 self._answers.pop(one.request_id, None)
                 self._read.pop(one.request_id, None)
-                self._lengths.append(one.stats.target_passes)
+                self._rounds.append(one.stats.target_passes)
         if len(self._answers) > _MANY + 2 * len(decoding):  # aborted requests have no last update
             running = {one.request_id for one in decoding}
             self._answers = {key: one for key, one in self._answers.items() if key in running}
@@ -113,7 +113,7 @@ class Unread:
         """
         answer = self._answers.get(request.request_id)
         num_done = answer.target_passes if answer else 0
-        left = [max(0, length - num_done) for length in self._lengths if 2 * length > num_done]
+        left = [max(0, rounds - num_done) for rounds in self._rounds if 2 * rounds > num_done]
         return min(request.params.max_tokens - self._num_new(request), sum(left, num_done) / (1 + len(left)))
 
     def _length(self, request: Request) -> int:
