@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,15 +11,11 @@ from card.api import host, start
 from card.api.llm import LLM
 from card.assembly.latency import measuring
 from card.assembly.latency.threads import Comparison, FoundThreads
-from card.config import SamplingParams, Schedule
+from card.config import SamplingParams
 from card.drafting.local.lookup import LookupWriter
 from card.drafting.local.suffix import SuffixWriter
-from card.engine.policy.rounds import Policy, ScheduleCost
-from card.machine.threads import CoreSet
 from card.text.following import Threads
 from card.text.grammar import GrammarCompiler
-from tests.assembly.latency.kept import kept_names
-from tests.moments import DisturbedMoment, QuietMoment
 from tests.pair import Pair
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -112,29 +106,3 @@ def test_a_start_that_fails_closes_what_it_has_opened(
     with pytest.raises(RuntimeError, match="no engine"):
         LLM(pair.target, writers=("suffix", "lookup"), cache=False)
     assert sorted(told) == sorted(closed)
-
-
-class Slow(Policy):
-    """A policy whose rounds took three times as long as was measured at start."""
-
-    def __init__(self, costs: Mapping[Schedule, ScheduleCost]) -> None:
-        self._costs = costs
-
-    def measured(self) -> Mapping[Schedule, ScheduleCost]:
-        return {name: ScheduleCost(cost.cores, cost.target.scaled(3.0)) for name, cost in self._costs.items()}
-
-
-@pytest.mark.parametrize(("moment", "is_forgotten"), [(QuietMoment, True), (DisturbedMoment, False)])
-def test_what_the_rounds_of_a_quiet_engine_contradict_is_gone_when_it_ends(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: type[QuietMoment], is_forgotten: bool
-) -> None:
-    monkeypatch.setattr("card.assembly.latencies.CoreWatch", moment)
-    with LLM(pair.target, method="card", writers=("suffix",), cache_dir=str(tmp_path)) as llm:
-        costs = llm.host.policy.costs  # type: ignore[attr-defined]
-        assert "pass" in kept_names(tmp_path)
-        llm.host.policy = Slow(costs)  # type: ignore[attr-defined]
-    assert ("pass" not in kept_names(tmp_path)) is is_forgotten
-
-
-def test_a_policy_that_learns_nothing_has_measured_nothing() -> None:
-    assert Policy("off", CoreSet()).measured() == {}

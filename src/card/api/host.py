@@ -100,7 +100,6 @@ class Host:
         if not self.home.is_here:
             return
         self.grammars.close()
-        self.latencies.mend(self.policy.measured())
         self.latencies.remember_agreement(self.policy.agreement)
         if self.link is not None:
             self.latencies.remember_drafter()

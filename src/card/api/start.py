@@ -198,9 +198,7 @@ def build_engine(loaded: Loaded, measured: Measured) -> Parts:
     with closed_if_it_fails(writers):
         for writer in writers.values():
             writer.attach(loaded.runner)
-        parts = _with_drafter(loaded, measured, writers)
-    measured.latencies.watch_rounds()
-    return parts
+        return _with_drafter(loaded, measured, writers)
 
 
 def _with_drafter(loaded: Loaded, measured: Measured, writers: Mapping[str, LocalWriter]) -> Parts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +10,9 @@ from card.assembly.latency.measuring import Measuring
 from card.assembly.latency.store import LatencyKey, LatencyStore, drafter_key
 from card.assembly.plan import Plan
 from card.config import EngineSettings, Schedule
-from card.engine.policy.rounds import ScheduleCost
 from card.machine.folders import cache_folder
 from card.machine.packages import installed_version
 from card.machine.pass_cost import PassCost
-from card.machine.quiet import CoreWatch
 from card.machine.threads import CorePlan, CoreSet
 from card.models.by_transformers import torch_module
 from card.models.runner import RowRunner
@@ -57,7 +54,6 @@ class MeasuredLatencies:
             more=settings.target_cost or "",
         )
         self._measuring.forget_if_wrong(plan.cores)
-        self._watch: CoreWatch | None = None  # of rounds
 
     def with_useful_threads(self, cores: CorePlan) -> CorePlan:
         """Return the cores with all threads for the target, or fewer that are faster, unless they were set."""
@@ -108,20 +104,6 @@ class MeasuredLatencies:
         """Keep such a share for the next start; None if too little was seen."""
         if agreement is not None:
             self._store.keep_agreement(self._agreement_key, agreement)
-
-    def watch_rounds(self) -> None:
-        """Watch from now on whether other processes use the cores: rounds begin."""
-        self._watch = CoreWatch()
-
-    def mend(self, measured: Mapping[Schedule, ScheduleCost]) -> None:
-        """Forget kept pass times of the target that rounds contradict, if no other process used the cores.
-
-        Args:
-            measured: as of `Policy.measured`.
-        """
-        if measured and self._watch is not None and self._watch.was_quiet() is not False:
-            for cost in measured.values():
-                self._measuring.mend(cost.cores, cost.target)
 
     def _useful(self, core_set: CoreSet) -> CoreSet:
         return self._measuring.with_useful_threads(core_set) if self._finds_threads else core_set

@@ -14,7 +14,6 @@ from card.assembly.latency import measuring, threads
 from card.assembly.latency.measuring import Measuring
 from card.assembly.latency.store import LatencyStore
 from card.assembly.latency.threads import useful_threads
-from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan, CoreSet
 from tests.assembly.latency.kept import kept_names
 from tests.assembly.latency.timed_model import TimedModel
@@ -110,22 +109,6 @@ def test_fewer_threads_that_are_slower_by_now_are_forgotten(machine: Machine) ->
     assert machine.start(waiting_for_each_other).with_useful_threads(ALL).threads == 1
     assert machine.start(shared, DisturbedMoment).with_useful_threads(ALL).threads == 1
     assert machine.start(shared).with_useful_threads(ALL).threads == 2
-
-
-def test_rounds_that_contradict_what_is_kept_have_it_measured_again(machine: Machine) -> None:
-    known = machine.start(shared).cost(ALL)
-    for factor, num_kept in ((1.2, 1), (0.8, 1), (1.5, 0)):
-        machine.start(shared).mend(ALL, known.scaled(factor))
-        assert machine.num_kept == num_kept
-    machine.start(shared).mend(ALL, known)
-    assert machine.num_kept == 0, "nothing is made of rounds alone"
-
-
-def test_a_single_size_that_rounds_contradict_is_enough(machine: Machine) -> None:
-    known = machine.start(shared).cost(ALL)
-    bent = PassCost(((1, known.seconds(1)), (12, 1.4 * known.seconds(12))))
-    machine.start(shared).mend(ALL, bent)
-    assert machine.num_kept == 0
 
 
 # ---- cores that the target does not miss ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from card.config import Schedule
-from card.engine.policy.cost import LEAST_ROUNDS, ROUND_S, Costs, Ratio
+from card.engine.policy.cost import ROUND_S, Costs, Ratio
 from card.engine.policy.rounds import Outcome, RoundView, ScheduleCost
 from card.engine.request import StepResult
 from card.machine.expert_cost import ExpertCounts, ExpertUse
@@ -129,21 +129,6 @@ def test_passes_that_read_prompts_besides_say_nothing_of_others():
     for _ in range(50):
         told.observe("off", 1, outcome(1.1, 1.0, num_rows=41, view=view))
     assert told.pass_s("off", 1, 1) == pytest.approx(7e-3)
-
-
-def test_what_passes_took_is_told_of_classes_that_were_seen_often_enough():
-    told, at_start = costs(), costs()
-    assert told.measured() == {}
-    seen_s = {num_rows: 2 * at_start.pass_s("turns", num_rows, 1) for num_rows in (1, 4, 16)}
-    for num_rows, num_rounds in ((1, 3 * LEAST_ROUNDS), (4, 3 * LEAST_ROUNDS), (16, LEAST_ROUNDS // 4)):
-        for _ in range(num_rounds):
-            told.observe("turns", 1, outcome(0.1, seen_s[num_rows], num_rows=num_rows))
-    found = told.measured()
-    assert set(found) == {"turns", "off"}, "passes are of cores, and nothing was seen on those beside the drafter"
-    target = found["turns"].target
-    assert [target.seconds(num_rows) for num_rows in (1, 4)] == pytest.approx([seen_s[1], seen_s[4]], rel=0.02)
-    assert max(num_rows for num_rows, _ in target.points) < 16
-    assert found["turns"].drafter == told.at_start["turns"].drafter
 
 
 # ---- experts --------------------------------------------------------------------------------------------------------

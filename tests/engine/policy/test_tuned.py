@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -229,11 +230,11 @@ def test_it_says_why_a_request_gets_no_drafts():
 
 
 def test_a_text_is_not_read_for_an_answer_that_is_about_to_end():
-    policy = TunedPolicy(in_turns(drafter=cost(1e-3, 1e-3)), DraftSettings())
+    policy = TunedPolicy(in_turns(drafter=cost(1e-3, 3e-4)), DraftSettings())
     now = long_view(900)
     short = [replace(one, params=one.params.replace(max_tokens=20)) for one in now.requests]
     assert orders_for(policy, replace(now, requests=short), 8) == [None] * 8
-    assert any(orders_for(TunedPolicy(in_turns(drafter=cost(1e-3, 1e-3)), DraftSettings()), now, 8))
+    assert any(orders_for(TunedPolicy(in_turns(drafter=cost(1e-3, 3e-4)), DraftSettings()), now, 8))
 
 
 def test_short_texts_are_read_in_the_pass_that_drafts_for_them():
@@ -300,10 +301,11 @@ def on_trial() -> TunedPolicy:
     """Return a policy that plain decoding served better, in the first round of a trial of a drafter."""
     policy = TunedPolicy(in_turns(), DraftSettings())
     World(agreement=0.1).run(policy, 500)
-    policy.begin(1, ALL)
-    while policy.schedule == "off":
-        World(agreement=0.1).run(policy, 1)
+    for schedule in ("turns", "off"):  # to the end of a trial that runs already, and to the beginning of the next
         policy.begin(1, ALL)
+        while policy.schedule == schedule:
+            World(agreement=0.1).run(policy, 1)
+            policy.begin(1, ALL)
     return policy
 
 
@@ -331,7 +333,7 @@ def test_a_trial_lasts_until_a_drafter_has_read_the_text_and_shows_something():
 
 
 def test_one_request_among_many_is_not_drafted_for_where_a_plain_round_brings_more():
-    policy = TunedPolicy(in_turns(), DraftSettings())
+    policy = TunedPolicy(in_turns(alone=cost(7e-3, 2e-4)), DraftSettings())
     crowd = view(16, takes_turns=True)
     policy.begin(16, ALL)
     force_schedule(policy, "turns")
@@ -659,8 +661,13 @@ def test_the_engine_asks_local_writers_for_as_much_as_the_policy_says():
 
     policy = TunedPolicy({"off": costs()["off"]}, DraftSettings())
     target = toy_target(1)
-    worker = TargetWorker(target, clock=time.perf_counter, writers={"wrong": lambda request: Wrong()})
-    engine = Engine(worker, None, policy=policy)
+    looks = itertools.count()
+
+    def clock() -> float:  # by which a round takes a millisecond or two, however busy the machine is
+        return 2e-4 * next(looks)
+
+    worker = TargetWorker(target, clock=clock, writers={"wrong": lambda request: Wrong()})
+    engine = Engine(worker, None, policy=policy, clock=clock)
     request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=30))
     assert run_all(engine, {0: [request]})[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
     assert asked[0] == request.draft.budget

@@ -24,9 +24,12 @@ def unread() -> Unread:
     return Unread(lambda num_tokens: TOKEN_S * num_tokens)
 
 
-def wrote(unread: Unread, request: Request, num_tokens: int, *, is_over: bool = False) -> None:
-    update = Update(request.request_id, (1,), "stop" if is_over else None, RequestStats(num_new_tokens=num_tokens))
-    unread.observe([request], [update])
+def wrote(
+    unread: Unread, request: Request, num_tokens: int, *, num_rounds: int | None = None, is_over: bool = False
+) -> None:
+    """Show it an answer of so many tokens, in as many rounds if nothing else is said."""
+    stats = RequestStats(num_new_tokens=num_tokens, target_passes=num_tokens if num_rounds is None else num_rounds)
+    unread.observe([request], [Update(request.request_id, (1,), "stop" if is_over else None, stats)])
 
 
 def test_reading_costs_what_was_not_read_and_of_a_long_text_its_ends() -> None:
@@ -63,6 +66,14 @@ def test_an_answer_as_long_as_all_the_others_were_is_about_to_end() -> None:
     assert texts.worth([request], 5e-3) == []
     wrote(texts, asked(30, 5), 2_000, is_over=True)
     assert texts.worth([request], 5e-3) == [request], "one of them was much longer"
+
+
+def test_what_is_copied_makes_no_answer_worth_reading_as_drafts_cannot_save_it() -> None:
+    for num_rounds, is_worth_it in ((400, True), (40, False)):
+        texts, request = unread(), asked(1, 400)
+        for idx in range(16):
+            wrote(texts, asked(10 + idx, 5), 400, num_rounds=num_rounds, is_over=True)
+        assert (texts.worth([request], 5e-3) == [request]) == is_worth_it
 
 
 def test_texts_are_begun_as_far_as_the_time_allows_and_a_long_one_in_pieces() -> None:

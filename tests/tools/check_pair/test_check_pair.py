@@ -256,10 +256,12 @@ def test_speeds_of_a_slow_pair_are_measured_within_their_time(pair, seconds, num
     assert told == STEPS[4 : 5 + num_runs]
 
 
+# Fixed, as a busy machine may find that a draft as large as its target does not pay.
+IN_TURNS = {"schedule": "turns", "policy": "fixed", "beam_width": 1}
 BESIDE = {"placement": "thread", "policy": "fixed", "max_wait_s": 20.0, "min_depth": 2}
 
 
-@pytest.mark.parametrize(("where", "shape"), [({"schedule": "turns"}, "chain"), (BESIDE, "tree")])
+@pytest.mark.parametrize(("where", "shape"), [(IN_TURNS, "chain"), (BESIDE, "tree")])
 def test_speeds_say_what_was_drafted_and_who_wrote_what_was_accepted(pair, where, shape, capsys):
     with (
         LLM(pair.target, method="vanilla", dtype="float32", max_model_len=256) as plain,

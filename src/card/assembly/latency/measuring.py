@@ -17,7 +17,6 @@ from card.models.runner import RowRunner
 
 MEASURING_S = 0.25  # for what the target's passes cost under one schedule
 _CHECK_RUNS, _CHANGED_FACTOR = 3, 1.6  # passes; a machine whose speed drifts by a fifth is still the same
-_CONTRADICTED_FACTOR = 1.3  # between what rounds took and what is kept: rounds are many
 
 
 class Measuring:
@@ -116,20 +115,6 @@ class Measuring:
         if cost is not None and watch.was_quiet() is not False:
             self._store.keep_cost(key, cost)
         return cost
-
-    def mend(self, core_set: CoreSet, measured: PassCost) -> None:
-        """Forget the kept cost of passes on these cores if rounds contradict it.
-
-        Args:
-            measured: with points at the numbers of tokens that rounds had.
-        """
-        key = self._key("pass", core_set)
-        known = self._store.cost(key)
-        if known is None:
-            return
-        ratios = [seconds / known.seconds(size) for size, seconds in measured.points if known.seconds(size) > 0]
-        if any(not 1 / _CONTRADICTED_FACTOR <= ratio <= _CONTRADICTED_FACTOR for ratio in ratios):
-            self._store.forget(key)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

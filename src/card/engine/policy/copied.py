@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from card.engine.offers import DRAFTER_BIT
 from card.engine.request import Verified
@@ -11,25 +11,21 @@ from card.engine.request import Verified
 _NEW_SHARE = 0.1  # weight of a round in the mean of a text
 
 
-@dataclass(slots=True)
-class CopiedShare:
+class CopiedShare(NamedTuple):
     """Means over the rounds of a text, or over several texts."""
 
     num_right: float = 0.0  # leading tokens that such writers had right
     num_verified: float = 0.0  # candidates of theirs
-    missed: float = 1.0  # share of the rounds in which they had none right
+    hits: float = 0.0  # share of the rounds in which they had one right
 
-    def observe(self, one: Verified, num_plain: int) -> None:
-        """Take a round of a text, and so many before it in which such writers offered nothing."""
-        weight = (1 - _NEW_SHARE) ** num_plain
-        self.num_right, self.num_verified = weight * self.num_right, weight * self.num_verified
-        self.missed = 1 - weight * (1 - self.missed)
+    def after(self, one: Verified, num_plain: int) -> CopiedShare:
+        """Return the means after a round of a text, and so many before it in which such writers offered nothing."""
         writers = one.offer.writers
         accepted = one.accepted if writers else ()
         num_right = next((n for n, idx in enumerate(accepted) if writers[idx] == DRAFTER_BIT), len(accepted))
-        self.num_right += _NEW_SHARE * (num_right - self.num_right)
-        self.num_verified += _NEW_SHARE * (sum(bits != DRAFTER_BIT for bits in writers) - self.num_verified)
-        self.missed += _NEW_SHARE * ((not num_right) - self.missed)
+        seen = num_right, sum(bits != DRAFTER_BIT for bits in writers), num_right > 0
+        kept = (1 - _NEW_SHARE) ** (1 + num_plain)
+        return CopiedShare(*(kept * old + _NEW_SHARE * new for old, new in zip(self, seen, strict=True)))
 
 
 class Copied:
@@ -45,19 +41,10 @@ class Copied:
         Args:
             num_plain: rounds since the last observed one, in which nobody had candidates.
         """
-        texts = {}
-        for one in verified:
-            share = self._texts.get(one.request_id) or CopiedShare()
-            share.observe(one, num_plain)
-            if one.request_id not in ended:
-                texts[one.request_id] = share
-        self._texts = texts
-        if not texts:
-            self.mean = CopiedShare()
-            return
-        shares = texts.values()
-        self.mean = CopiedShare(
-            sum(share.num_right for share in shares) / len(texts),
-            sum(share.num_verified for share in shares) / len(texts),
-            sum(share.missed for share in shares) / len(texts),
-        )
+        self._texts = {
+            one.request_id: self._texts.get(one.request_id, CopiedShare()).after(one, num_plain)
+            for one in verified
+            if one.request_id not in ended
+        }
+        shares = self._texts.values()
+        self.mean = CopiedShare(*(sum(each) / len(shares) for each in zip(*shares, strict=True)))

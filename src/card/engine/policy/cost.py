@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from card.config import Schedule
 from card.engine.policy.rounds import Outcome, RoundView, ScheduleCost, bucket
 from card.engine.request import StepResult
 from card.machine.expert_cost import ExpertUse
-from card.machine.pass_cost import PassCost
 
 # Weight that one more round leaves to past evidence: a memory of about 300 rounds, for everything learnt. Evidence:
 # with 0.99, 0.997 and 0.998 the gate's mean is the same to 1 %.
@@ -18,7 +17,6 @@ DISCOUNT = 0.997
 # Seconds of Python around a round before any was measured: a fifth of it for each further request, as much again with
 # a drafter, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
 ROUND_S = 1.5e-4
-LEAST_ROUNDS = 16  # after these, rounds tell more about passes than the measurement at start
 
 
 @dataclass(slots=True)
@@ -146,21 +144,6 @@ class Costs:
             self._layers.setdefault(schedule, Ratio(most_at_first=2.0)).observe(
                 busy_s, self._layer_s(schedule, num_requests, width)
             )
-
-    def measured(self) -> Mapping[Schedule, ScheduleCost]:
-        """Return measured passes, with a point for each class of rows that had at least `LEAST_ROUNDS` rounds."""
-        found: dict[Schedule, ScheduleCost] = {}
-        for schedule, cost in self.at_start.items():
-            points = [
-                (1 << size, cost.target.seconds(1 << size) * ratio.value)
-                for (is_beside, size), ratio in sorted(self._target.items(), key=lambda item: item[0][1])
-                if is_beside == (schedule == "beside")
-                and ratio.predicted_s >= LEAST_ROUNDS * cost.target.seconds(1 << size)
-            ]
-            if points:
-                size, seconds = points[-1]
-                found[schedule] = replace(cost, target=PassCost((*points, (size + 1, seconds))))
-        return found
 
     def _predicted_s(self, schedule: Schedule, num_tokens: float, num_requests: int) -> float:
         """Return the seconds of a pass as measured at start, for requests of the present length."""

@@ -9,7 +9,6 @@ nearly as fast often.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -146,8 +145,6 @@ class Modes:
 
     def saved_s(self, schedule: Schedule) -> float:
         """Return the seconds that each token takes less under a schedule than where nothing is drafted."""
-        if "off" not in self._all:
-            return math.inf
         return 1 / max(self.rate_of("off"), 1e-9) - 1 / max(self.rate_of(schedule), 1e-9)
 
     def _enter(self, num_requests: int) -> bool:

@@ -136,13 +136,6 @@ class Policy:
         """
         return None
 
-    def measured(self) -> Mapping[Schedule, ScheduleCost]:
-        """Return the measured cost of passes, with a point for each number of tokens that occurred.
-
-        Empty after too few rounds, and for a policy that learns nothing.
-        """
-        return {}
-
 
 def drop_unlikely(offer: Nodes, draft: DraftSettings) -> Nodes:
     """Return the leading candidates that are likely enough to verify; scores after the probes must not increase."""

@@ -70,10 +70,6 @@ class TunedPolicy(Policy):
         pair = self._acceptance.pair
         return pair.lasting if pair.num_compared >= LASTING_COUNT else None
 
-    def measured(self) -> Mapping[Schedule, ScheduleCost]:
-        """Return the schedules whose passes were seen in rounds, with the measured costs."""
-        return self._costs.measured()
-
     def predicted(self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None) -> float:
         """Return the tokens/s predicted for a schedule, without its measured speed; arguments as in `round_of`."""
         tokens, seconds = self.round_of(schedule, num_requests, agreement)
@@ -99,8 +95,8 @@ class TunedPolicy(Policy):
         alone = 1.0 + copied.num_right
         if not costs.drafts(schedule):
             return alone, plain_s
-        share = copied.missed if num_drafted is None else num_drafted / num_requests
-        has_turn = 1 - (1 - copied.missed) ** num_requests if num_drafted is None else 1.0
+        share = 1 - copied.hits if num_drafted is None else num_drafted / num_requests
+        has_turn = 1 - copied.hits**num_requests if num_drafted is None else 1.0
         num_drafted = max(1, round(share * num_requests))
         draft_s = costs.draft_s(schedule, num_drafted, self._width(schedule))
         start_s = costs.first_draft_s(schedule, num_drafted) - draft_s

@@ -1,6 +1,6 @@
 """Text that the drafter has yet to read before it can draft for a request, and whether reading it pays.
 
-Reading takes the drafter a pass over the text. What drafts bring grows with every token that the answer still gets. So
+Reading takes the drafter a pass over the text. What drafts bring grows with every round that the answer still takes. So
 a request joins the drafting when what its answer may still save exceeds what reading costs.
 """
 
@@ -16,8 +16,8 @@ from card.engine.metrics import RequestStats
 from card.engine.policy.acceptance import DEEPEST
 from card.engine.request import Request, Update
 
-FIRST_LENGTH = 256  # tokens of made-up answers, before any have finished
-_NUM_LENGTHS = 16  # finished answers whose lengths are known
+_FIRST_ROUNDS = 256  # of made-up answers, before any have finished
+_NUM_ANSWERS = 16  # finished ones whose rounds are known
 _FEW = 1 + DEEPEST  # tokens that the drafter reads in passing: as many as a round may commit
 _MANY = 64  # requests that may be remembered after they were aborted
 _LEAST_PIECE = 16  # tokens of a text that are read at once, however slow the drafter is
@@ -33,7 +33,7 @@ class Reading:
 
 
 class Unread:
-    """Tokens of each request that the drafter has not read, and the tokens that its answer may still get."""
+    """Tokens of each request that the drafter has not read, and the rounds that its answer may still take."""
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         """Begin without requests.
@@ -44,7 +44,7 @@ class Unread:
         self._seconds = seconds
         self._answers: dict[int, RequestStats] = {}  # live counters of the running requests
         self._read: dict[int, int] = {}  # tokens of each text when the drafter last read it
-        self._lengths = deque([FIRST_LENGTH] * _NUM_LENGTHS, _NUM_LENGTHS)
+        self._rounds = deque([_FIRST_ROUNDS] * _NUM_ANSWERS, _NUM_ANSWERS)  # of finished answers
         self._decoding: Sequence[Request] = ()
 
     def observe(self, decoding: Sequence[Request], updates: Iterable[Update]) -> None:
@@ -56,7 +56,7 @@ class Unread:
             else:
                 self._answers.pop(one.request_id, None)
                 self._read.pop(one.request_id, None)
-                self._lengths.append(one.stats.num_new_tokens)
+                self._rounds.append(one.stats.target_passes)
         if len(self._answers) > _MANY + 2 * len(decoding):  # aborted requests have no last update
             running = {one.request_id for one in decoding}
             self._answers = {key: one for key, one in self._answers.items() if key in running}
@@ -103,17 +103,18 @@ class Unread:
         return self._seconds(num_tokens) if num_tokens > _FEW else 0.0
 
     def worth(self, requests: Iterable[Request], saved_s: float) -> list[Request]:
-        """Return the requests whose answers may save more than reading costs, at ``saved_s`` for each token."""
+        """Return the requests whose answers may save more than reading costs, at ``saved_s`` for each round."""
         return [one for one in requests if saved_s * self._expected_left(one) >= self.reading_s(one)]
 
     def _expected_left(self, request: Request) -> float:
-        """Return how many tokens an answer is expected to get yet.
+        """Return how many rounds an answer is expected to take yet: what others copy, drafts cannot save.
 
-        By finished answers that were longer than half of it, and by one that is made up, of twice its length.
+        By finished answers that took more than half of its rounds, and by one that is made up, of twice as many.
         """
-        num_new = self._num_new(request)
-        left = [max(0, length - num_new) for length in self._lengths if 2 * length > num_new]
-        return min(request.params.max_tokens - num_new, sum(left, num_new) / (1 + len(left)))
+        answer = self._answers.get(request.request_id)
+        num_done = answer.target_passes if answer else 0
+        left = [max(0, rounds - num_done) for rounds in self._rounds if 2 * rounds > num_done]
+        return min(request.params.max_tokens - self._num_new(request), sum(left, num_done) / (1 + len(left)))
 
     def _length(self, request: Request) -> int:
         return len(request.prompt_ids) + self._num_new(request)
