@@ -125,6 +125,12 @@ def test_probes_come_first_and_any_leading_part_is_a_tree(drafted, written, coun
     assert part.num_probes == min(merged.num_probes, count)
 
 
+@pytest.mark.parametrize("order", [(1, 0), (0, 2, 1), (1,)])
+def test_a_selection_that_puts_a_child_before_its_parent_is_refused(order):
+    with pytest.raises(KeyError):
+        Nodes.chain((1, 2, 3), (-0.1, -0.2, -0.3)).take(order)
+
+
 @given(drafted=proposals(), data=st.data())
 def test_a_selection_in_another_order_is_the_same_tree(drafted, data):
     cached = drafted_from(drafted)

@@ -72,11 +72,17 @@ class Nodes(msgspec.Struct, frozen=True):
 
         Args:
             num_probes: how many of the first ones are probes.
+
+        Raises:
+            KeyError: A parent is missing or comes later: the target's pass would continue another text.
         """
-        place = {ROOT: ROOT} | {idx: i for i, idx in enumerate(indices)}
+        place, parents = {ROOT: ROOT}, []
+        for i, idx in enumerate(indices):
+            parents.append(place[self.parents[idx]])
+            place[idx] = i
         return Nodes(
             tuple([self.tokens[i] for i in indices]),
-            tuple([place[self.parents[i]] for i in indices]),
+            tuple(parents),
             tuple([self.path_logprobs[i] for i in indices]),
             tuple([self.depths[i] for i in indices]),
             tuple([self.writers[i] for i in indices]) if self.writers else (),
