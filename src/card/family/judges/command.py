@@ -17,11 +17,10 @@ from rich.progress import Progress
 
 from card.cli.parts.files import read_records
 from card.cli.parts.tables import progress_bar
-from card.errors import PromptError, SettingsError
+from card.errors import PromptError
 from card.family.judges.auto import AutoJudge, PairFacts
 from card.family.judges.knobs import JUDGE, REWARD
 from card.family.judges.mining import Mined, Miner, Mismatches, StepMiner
-from card.family.judges.programs import check_fence, has_whole_program, read_tasks
 from card.family.judges.steps import StepReward, step_ends
 from card.family.judges.train_judge import RECALL, TrainedJudge, train_judge
 from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
@@ -36,15 +35,15 @@ class _Lessons:
     questions: Sequence[str]
     result_of: Callable[[int, str], Hashable]  # of an answer to the question of this index
     result: str  # its name
-    is_decided: Callable[[str], bool] = lambda _: False  # no more text changes the result
     known: Sequence[str] = ()  # the right answer of each, if it is compared with
 
 
-def run(*, prompts: Path | None, run_tests: bool, max_prompts: int | None, out: Path, **options: Any) -> None:
+def run(*, prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
     """Run `card train judge`. Raises: CardError of any kind."""
     JUDGE.check_file(out)
     check_out(out)
-    lessons = _asked(prompts, run_tests, max_prompts)
+    questions = questions_in(prompts, max_prompts)
+    lessons = _Lessons(questions, lambda _, answer: final_number(answer), "the final number")
     trained, counts = _train(lessons, out, options)
     say(f"{counts} changed {lessons.result}. {_quality(trained, 'prompts')} Written to {out}")
 
@@ -74,7 +73,6 @@ def _train(lessons: _Lessons, out: Path, options: dict[str, Any]) -> tuple[Train
         answer_of=lambda idx, token_ids: lessons.result_of(idx, text_of(token_ids)),
         max_tokens=options["max_tokens"],
         end_ids=pair.end_ids,
-        is_decided=lambda token_ids: lessons.is_decided(text_of(token_ids)),
     )
     prompt_ids = encode_questions(pair.tokenizer, lessons.questions, miner.max_prompt_tokens)
     of_pair = PairFacts.of(pair.runner, pair.draft_name)
@@ -115,21 +113,6 @@ def _problems(data: Path, most: int | None) -> _Lessons:
         "the right answer",
         known=[str(number) for number in numbers],
     )
-
-
-def _asked(prompts: Path | None, run_tests: bool, most: int | None) -> _Lessons:
-    """Return the prompts of a judge.
-
-    Raises: CardError for a file that cannot be read, or programs that cannot be fenced.
-    """
-    if not run_tests:
-        return _Lessons(questions_in(prompts, most), lambda _, answer: final_number(answer), "the final number")
-    if prompts is None:
-        raise SettingsError("--run-tests needs --prompts, a file of tasks in the form of MBPP or HumanEval")
-    tasks = read_tasks(prompts)[:most]
-    check_fence()
-    questions = [task.question for task in tasks]
-    return _Lessons(questions, lambda idx, answer: tasks[idx].outcome(answer), "which tests pass", has_whole_program)
 
 
 def _mine(
