@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from tests.pair import Pair
 from tests.tiny import tiny_llama
 
 VOCAB = 40
+STATE = np.ones(32, dtype=np.float32)  # as wide as the tiny target's
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
@@ -269,7 +271,9 @@ def test_a_training_that_was_cut_off_goes_on(run: Callable[..., Ran], pair: Pair
         assert (ran.status == 2) == bool(reason) and reason in ran.err and len(ran.err.splitlines()) <= 1
     assert "in 5 of 5 prompts changed the final number" in ran.out and out.is_file()  # those that were kept, too
     assert not kept.exists()
-    for damage in (3, [[1], 2, None, None], [[1, 2], 1, True, "!"]):
+    other_width, not_finite = [base64.b64encode(state.tobytes()).decode() for state in (STATE[:31], STATE * np.inf)]
+    states = [[[1, 2], 1, True, state] for state in ("!", other_width, not_finite)]
+    for damage in (3, [[1], 2, None, None], *states):
         kept.write_text("\n".join([facts, json.dumps([tried[last][0].partition(".")[0] + ".0", damage])]) + "\n")
         ran = run(*command, "8")
         assert ran.status == 2 and "is damaged" in ran.err and len(ran.err.splitlines()) == 1

@@ -82,7 +82,7 @@ def _train(lessons: _Lessons, out: Path, options: dict[str, Any]) -> tuple[Train
     lines = KeptLines(out.with_suffix(".mined.jsonl"), facts)
     until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
     with progress_bar() as progress:
-        mined = _mine(progress, miner, prompt_ids, keys, lines, lambda: time.monotonic() > until)
+        mined = _mine(progress, miner, prompt_ids, keys, lines, of_pair.width, lambda: time.monotonic() > until)
     trained = train_judge(Mismatches.joined(mined), of_pair, StepReward if ends else AutoJudge, **ends)
     num_mined = sum(one.is_important is None for one in mined)
     trained.judge.save(out, {**trained.figures(), "num_prompts": str(num_mined)})
@@ -121,10 +121,15 @@ def _mine(
     prompt_ids: Sequence[Sequence[int]],
     keys: Sequence[str],
     lines: KeptLines,
+    width: int,
     is_over: Callable[[], bool],
 ) -> list[Mined]:
-    """Return the outcomes for which there is time; each is stored at once, and stored ones are not mined again."""
-    outcomes = {idx: list(_stored(idx, lines, key)) for idx, key in enumerate(keys)}
+    """Return the outcomes for which there is time; each is stored at once, and stored ones are not mined again.
+
+    Args:
+        width: of the target's states.
+    """
+    outcomes = {idx: list(_stored(idx, lines, key, width)) for idx, key in enumerate(keys)}
     earlier = {idx: mined[-1] for idx, mined in outcomes.items() if mined}
     num_done = sum(one.is_last for one in earlier.values())
     advance = advancing(progress, "trying mismatches", len(prompt_ids), num_done)
@@ -138,7 +143,7 @@ def _mine(
     return [one for mined in outcomes.values() for one in mined]
 
 
-def _stored(prompt_idx: int, lines: KeptLines, key: str) -> Iterator[Mined]:
+def _stored(prompt_idx: int, lines: KeptLines, key: str, width: int) -> Iterator[Mined]:
     """Yield the outcomes of a prompt that an earlier run stored, in their order."""
     for number in itertools.count():
         if (name := f"{key}.{number}") not in lines.found:
@@ -149,7 +154,9 @@ def _stored(prompt_idx: int, lines: KeptLines, key: str) -> Iterator[Mined]:
             if label is not None:
                 numbers = np.frombuffer(base64.b64decode(states, validate=True), dtype=np.float32)
                 features = torch.from_numpy(numbers.copy())
-            if not 0 <= place <= len(answer_ids):
+                if numbers.shape != (width,) or not np.isfinite(numbers).all():
+                    raise ValueError(f"{len(numbers)} numbers of a state, {width} finite ones are right")
+            if place not in range(len(answer_ids) + 1):
                 raise ValueError(f"place {place} of {len(answer_ids)} tokens")
             yield Mined(prompt_idx, tuple(map(int, answer_ids)), place, label, features)
         except (ValueError, TypeError) as error:
