@@ -67,8 +67,7 @@ def bound_scores(query: Floats, keys: Floats) -> Floats:
         query: [Hkv, T, G, D], scaled as the logits are.
         keys: [Hkv, S, D].
     """
-    rows = keys.shape[1]
-    wide = keys.astype(np.float32, copy=False)  # NumPy compares halves five times more slowly
+    rows, wide = keys.shape[1], keys.astype(np.float32, copy=False)  # NumPy compares halves five times more slowly
     padded = np.pad(wide, ((0, 0), (0, -rows % BLOCK_ROWS), (0, 0)), mode="edge")
     blocks = padded.reshape(len(keys), -1, BLOCK_ROWS, keys.shape[2])
     largest, least = blocks.max(2), blocks.min(2)
