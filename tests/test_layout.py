@@ -82,7 +82,7 @@ MAX_ROOM_LINES = {
     "config": 1600,
     "drafting": 2400,
     "engine": 5400,
-    "family": 8100,
+    "family": 7900,
     "inside": 2250,
     "kernels": 7500,
     "labs": 2750,

@@ -1,13 +1,12 @@
 """What do judges earn and cost on questions that can be checked: tokens a pass, answers that are right, or stay?
 
-Answers to word problems in GSM8K's form are right if the final number is. Those to tasks of MBPP and HumanEval, as sets
-of these names, are programs, and right if all tests pass; they run without files and network. All is greedy, by
-sequential speculation, in batches. One line of JSON for each batch and judge, judges inside batches: a run that was cut
+Answers to word problems in GSM8K's form are right if the final number is. All is greedy, by sequential speculation, in
+batches. One line of JSON for each batch and judge, judges inside batches: a run that was cut
 off, or out of --minutes, goes on where it ended if the same command is given again, and what is there compares all
 judges on the same questions.
 
     python benchmarks/family/judges.py --target qwen-1.5b.gguf --draft qwen-0.5b.gguf --data gsm8k=gsm8k_test.jsonl \
-        --data mbpp=mbpp.jsonl --judge exact,typical,relaxed,kl,fly --limit 48 --out benchmarks/results/judges.jsonl
+        --judge exact,typical,relaxed,kl,fly --limit 48 --out benchmarks/results/judges.jsonl
 
 Beside judges, ``arbitrage/reward.safetensors:0.5`` is method arbitrage with a learned reward.
 ``arbitrage/equations:0.3`` and ``arbitrage/chance:0.5`` have one that learns nothing; ``draft`` is that model alone.
@@ -19,7 +18,7 @@ import argparse
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
 from card.family.judges.knobs import parse_judge, parse_reward
-from card.family.judges.programs import check_fence, read_tasks
 from card.family.judges.steps import STEP_END
 from card.models.facts import end_token_ids, vocab_size
 from card.models.loading import load_decoder, load_tokenizer
@@ -44,7 +42,6 @@ from card.text.tokenizer import Tokenizer
 from card.tools.bench.summary import Share
 
 BENCHMARK = "judges"
-PROGRAMS = ("mbpp", "humaneval")
 EXACT, DRAFT, STEPS = "exact", "draft", "arbitrage/"
 _UNLEARNT = ("equations", "chance")  # rewards of steps
 _SAME = ("target", "draft", "dtype", "max_tokens", "num_speculative_tokens", "lead", "limit", "at_once", "plain")
@@ -55,8 +52,7 @@ class Problem:
     """A question whose answer can be checked."""
 
     prompt: str
-    found_in: Callable[[str], str | None]  # the result of an answer; None: it has none
-    wanted: str  # the right one
+    wanted: str  # the right number
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +68,14 @@ def read_batches(data: Sequence[str], limit: int, at_once: int, *, is_plain: boo
     """Return the batches of "gsm8k=FILE", those of several sets in turns. Raises: CardError.
 
     Args:
-        is_plain: whether word problems are asked alone, without an instruction.
+        is_plain: whether problems are asked alone, without an instruction.
     """
     by_set = []
     for one in data:
         name, _, path = one.partition("=")
         if not path:
             raise SettingsError(f"--data must be NAME=FILE, such as gsm8k=gsm8k_test.jsonl, got {one!r}")
-        problems = _programs(Path(path), limit) if name in PROGRAMS else _word_problems(Path(path), limit, is_plain)
+        problems = _word_problems(Path(path), limit, is_plain)
         by_set.append([Batch(name, at, problems[at : at + at_once]) for at in range(0, len(problems), at_once)])
     longest = max(map(len, by_set))
     return [batches[i] for i in range(longest) for batches in by_set if i < len(batches)]
@@ -88,17 +84,12 @@ def read_batches(data: Sequence[str], limit: int, at_once: int, *, is_plain: boo
 def _word_problems(path: Path, limit: int, is_plain: bool) -> list[Problem]:
     items = read_items(path, limit)
     asked = [one.question if is_plain else one.prompt for one in items]
-    return [Problem(text, _number_in, f"{one.answer.normalize():f}") for text, one in zip(asked, items, strict=True)]
+    return [Problem(text, f"{one.answer.normalize():f}") for text, one in zip(asked, items, strict=True)]
 
 
 def _number_in(answer: str) -> str | None:
     number = final_number(answer)
     return None if number is None else f"{number.normalize():f}"
-
-
-def _programs(path: Path, limit: int) -> list[Problem]:
-    check_fence()
-    return [Problem(one.question, one.outcome, "1" * len(one.tests)) for one in read_tasks(path)[:limit]]
 
 
 def read_judges(text: str) -> list[str]:
@@ -197,7 +188,7 @@ def _item(problem: Problem, output: Any, tokenizer: Tokenizer) -> dict[str, Any]
         raise output.error
     answer, stats = output.outputs[0], output.stats
     steps = _steps(answer, tokenizer)
-    found = problem.found_in(answer.text)
+    found = _number_in(answer.text)
     return {
         "found": found,
         "is_solved": found == problem.wanted,

@@ -145,7 +145,7 @@ def rows_of(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the cells of the table, plain decoding's first for each target and context."""
     by_context: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for line in lines:
-        by_context.setdefault((line["target"], line["length"]), []).append(line)
+        by_context.setdefault((Path(line["target"]).stem, line["length"]), []).append(line)
     rows = []
     for (target, length), all_of in by_context.items():
         singles = {line["method"]: line for line in all_of if line["at_once"] == 1}
@@ -162,7 +162,7 @@ def rows_of(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
             accepted = f"{one['accepted_tokens'] / max(one['verified_tokens'], 1):.0%}".replace("%", " %")
             a_pass = f"{(one['num_new_tokens'] - 1) / one['target_passes']:.2f}"
             named = ["plain", "–", a_pass] if method == PLAIN else [f"`{method}`", accepted, a_pass]
-            rows.append([f"{Path(target).stem}, {length:,}", *named, *cells, _speeds(one, all_of)])
+            rows.append([f"{target}, {length:,}", *named, *cells, _speeds(one, all_of)])
     return rows
 
 

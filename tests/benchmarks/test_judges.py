@@ -7,7 +7,6 @@ import json
 import pytest
 
 from card.errors import SettingsError
-from card.family.judges.programs import read_tasks
 from tests.benchmarks.scripts import lines_of
 from tests.benchmarks.test_results import RESULTS, rows_of
 
@@ -42,16 +41,6 @@ def test_a_run_has_a_line_for_each_batch_and_judge_and_goes_on(bench, command, t
     assert [line["items"] for line in again] == [line["items"] for line in lines]
     rows = [row for row in whole.splitlines() if row.startswith("|")]
     assert rows[2].startswith("| gsm8k, 3 | `exact` |") and capsys.readouterr().out.splitlines()[-4:] == rows
-
-
-def test_a_program_is_right_if_all_its_tests_pass(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench["judges"], "check_fence", lambda: None)
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps({"text": "Add one.", "test_list": ["assert f(1) == 2", "assert f(2) == 3"]}))
-    (batch,) = bench["judges"].read_batches([f"mbpp={path}"], 5, 2)
-    (problem,) = batch.problems
-    assert problem.wanted == "11" and problem.prompt.startswith("Add one. Your code should pass these tests:")
-    assert problem.found_in.__self__ == read_tasks(path)[0], "its tests judge an answer"
 
 
 def test_steps_are_judged_by_equations_or_chance_beside_the_draft_model_alone(bench, command, tmp_path, monkeypatch):

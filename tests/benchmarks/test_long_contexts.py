@@ -32,7 +32,7 @@ def test_a_batch_shares_the_weights_of_every_pass_and_no_rows(bench):
 
 
 def test_a_batch_that_ran_read_the_weights_once_in_each_of_its_rounds(bench):
-    many = {**LINE, "at_once": 4, "num_new_tokens": 44, "rounds": 20}
+    many = {**LINE, "target": "elsewhere/a.gguf", "at_once": 4, "num_new_tokens": 44, "rounds": 20}
     assert bench["long_contexts"].megabytes_a_token(many, 4) == pytest.approx(20 * 4.0 / 40 + 5.0 / 40)
     plain, row = bench["long_contexts"].rows_of([LINE, many])
     assert plain[4:7] == ["≈ 5 MB", "≈ 2 MB", "≈ 1 MB"] and row[5] == "2 MB, 0.94" and row[6].startswith("≈ ")

@@ -17,11 +17,10 @@ from rich.progress import Progress
 
 from card.cli.parts.files import read_records
 from card.cli.parts.tables import progress_bar
-from card.errors import PromptError, SettingsError
+from card.errors import PromptError
 from card.family.judges.auto import AutoJudge, PairFacts
 from card.family.judges.knobs import JUDGE, REWARD
 from card.family.judges.mining import Mined, Miner, Mismatches, StepMiner
-from card.family.judges.programs import check_fence, has_whole_program, read_tasks
 from card.family.judges.steps import StepReward, step_ends
 from card.family.judges.train_judge import RECALL, TrainedJudge, train_judge
 from card.family.learning.driver import advancing, check_out, encode_questions, load_training_pair, questions_in, say
@@ -36,15 +35,15 @@ class _Lessons:
     questions: Sequence[str]
     result_of: Callable[[int, str], Hashable]  # of an answer to the question of this index
     result: str  # its name
-    is_decided: Callable[[str], bool] = lambda _: False  # no more text changes the result
     known: Sequence[str] = ()  # the right answer of each, if it is compared with
 
 
-def run(*, prompts: Path | None, run_tests: bool, max_prompts: int | None, out: Path, **options: Any) -> None:
+def run(*, prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
     """Run `card train judge`. Raises: CardError of any kind."""
     JUDGE.check_file(out)
     check_out(out)
-    lessons = _asked(prompts, run_tests, max_prompts)
+    questions = questions_in(prompts, max_prompts)
+    lessons = _Lessons(questions, lambda _, answer: final_number(answer), "the final number")
     trained, counts = _train(lessons, out, options)
     say(f"{counts} changed {lessons.result}. {_quality(trained, 'prompts')} Written to {out}")
 
@@ -74,7 +73,6 @@ def _train(lessons: _Lessons, out: Path, options: dict[str, Any]) -> tuple[Train
         answer_of=lambda idx, token_ids: lessons.result_of(idx, text_of(token_ids)),
         max_tokens=options["max_tokens"],
         end_ids=pair.end_ids,
-        is_decided=lambda token_ids: lessons.is_decided(text_of(token_ids)),
     )
     prompt_ids = encode_questions(pair.tokenizer, lessons.questions, miner.max_prompt_tokens)
     of_pair = PairFacts.of(pair.runner, pair.draft_name)
@@ -84,7 +82,7 @@ def _train(lessons: _Lessons, out: Path, options: dict[str, Any]) -> tuple[Train
     lines = KeptLines(out.with_suffix(".mined.jsonl"), facts)
     until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
     with progress_bar() as progress:
-        mined = _mine(progress, miner, prompt_ids, keys, lines, lambda: time.monotonic() > until)
+        mined = _mine(progress, miner, prompt_ids, keys, lines, of_pair.width, lambda: time.monotonic() > until)
     trained = train_judge(Mismatches.joined(mined), of_pair, StepReward if ends else AutoJudge, **ends)
     num_mined = sum(one.is_important is None for one in mined)
     trained.judge.save(out, {**trained.figures(), "num_prompts": str(num_mined)})
@@ -117,31 +115,21 @@ def _problems(data: Path, most: int | None) -> _Lessons:
     )
 
 
-def _asked(prompts: Path | None, run_tests: bool, most: int | None) -> _Lessons:
-    """Return the prompts of a judge.
-
-    Raises: CardError for a file that cannot be read, or programs that cannot be fenced.
-    """
-    if not run_tests:
-        return _Lessons(questions_in(prompts, most), lambda _, answer: final_number(answer), "the final number")
-    if prompts is None:
-        raise SettingsError("--run-tests needs --prompts, a file of tasks in the form of MBPP or HumanEval")
-    tasks = read_tasks(prompts)[:most]
-    check_fence()
-    questions = [task.question for task in tasks]
-    return _Lessons(questions, lambda idx, answer: tasks[idx].outcome(answer), "which tests pass", has_whole_program)
-
-
 def _mine(
     progress: Progress,
     miner: Miner,
     prompt_ids: Sequence[Sequence[int]],
     keys: Sequence[str],
     lines: KeptLines,
+    width: int,
     is_over: Callable[[], bool],
 ) -> list[Mined]:
-    """Return the outcomes for which there is time; each is stored at once, and stored ones are not mined again."""
-    outcomes = {idx: list(_stored(idx, lines, key)) for idx, key in enumerate(keys)}
+    """Return the outcomes for which there is time; each is stored at once, and stored ones are not mined again.
+
+    Args:
+        width: of the target's states.
+    """
+    outcomes = {idx: list(_stored(idx, lines, key, width)) for idx, key in enumerate(keys)}
     earlier = {idx: mined[-1] for idx, mined in outcomes.items() if mined}
     num_done = sum(one.is_last for one in earlier.values())
     advance = advancing(progress, "trying mismatches", len(prompt_ids), num_done)
@@ -155,7 +143,7 @@ def _mine(
     return [one for mined in outcomes.values() for one in mined]
 
 
-def _stored(prompt_idx: int, lines: KeptLines, key: str) -> Iterator[Mined]:
+def _stored(prompt_idx: int, lines: KeptLines, key: str, width: int) -> Iterator[Mined]:
     """Yield the outcomes of a prompt that an earlier run stored, in their order."""
     for number in itertools.count():
         if (name := f"{key}.{number}") not in lines.found:
@@ -166,7 +154,9 @@ def _stored(prompt_idx: int, lines: KeptLines, key: str) -> Iterator[Mined]:
             if label is not None:
                 numbers = np.frombuffer(base64.b64decode(states, validate=True), dtype=np.float32)
                 features = torch.from_numpy(numbers.copy())
-            if not 0 <= place <= len(answer_ids):
+                if numbers.shape != (width,) or not np.isfinite(numbers).all():
+                    raise ValueError(f"{len(numbers)} numbers of a state, {width} finite ones are right")
+            if place not in range(len(answer_ids) + 1):
                 raise ValueError(f"place {place} of {len(answer_ids)} tokens")
             yield Mined(prompt_idx, tuple(map(int, answer_ids)), place, label, features)
         except (ValueError, TypeError) as error:

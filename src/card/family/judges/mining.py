@@ -106,7 +106,6 @@ class Miner:
         answer_of: Callable[[int, Sequence[int]], Hashable],
         max_tokens: int,
         end_ids: frozenset[int],
-        is_decided: Callable[[Sequence[int]], bool] = lambda _: False,
     ) -> None:
         """Use both models; the target keeps its last hidden states from now on.
 
@@ -114,12 +113,10 @@ class Miner:
             answer_of: returns the result of an answer from its prompt's index and its tokens; answers with equal
                 results are the same.
             max_tokens: new tokens after which a text is cut off.
-            is_decided: returns whether more tokens cannot change the result of an answer; its text ends there.
         """
         target.features.wish([AUTO_WISH])
         self._target, self._draft = target, draft
         self._answer_of, self._max_tokens, self._end_ids = answer_of, max_tokens, end_ids
-        self._is_decided = is_decided
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -186,9 +183,7 @@ class Miner:
     def _is_done(self, question: _Question) -> bool:
         token_ids = question.written.token_ids
         answer_ids = token_ids[question.num_prompt :]
-        return len(answer_ids) > 0 and (
-            answer_ids[-1] in self._end_ids or len(answer_ids) >= self._max_tokens or self._is_decided(answer_ids)
-        )
+        return len(answer_ids) > 0 and (answer_ids[-1] in self._end_ids or len(answer_ids) >= self._max_tokens)
 
     def _label(self, one: _Question) -> tuple[bool | None, Tensor | None]:
         """Process a finished text; return its label and state if it continued a mismatch, not of a first answer."""

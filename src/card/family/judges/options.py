@@ -16,7 +16,6 @@ from card.family.learning.options import dtype_option, training_options
 
 @command("judge", short_help="Train AutoJudge for --judge.")
 @training_options
-@click.option("--run-tests", is_flag=True, help="Answers are programs.")
 @counted("--max-seconds", words="Seconds of mining.")
 @dtype_option("float32", "auto: as stored.")
 @option_of(EngineSettings, "device", is_filled=True)
@@ -24,9 +23,8 @@ def judge(**options: Any) -> int:
     """Train AutoJudge: from the target's hidden state it predicts which mismatches change the answer.
 
     The target answers the prompts greedily. Where the draft model would have written another token, the target
-    continues from that one, and the final numbers are compared. With --run-tests prompts are tasks of MBPP or
-    HumanEval, and their tests are compared; programs run without files and network. The same command resumes a training
-    that was cut off, or out of --max-seconds.
+    continues from that one, and the final numbers are compared. The same command resumes a training that was cut off,
+    or out of --max-seconds.
     """
     return run("card.family.judges.command.run", **options)
 

@@ -67,10 +67,10 @@ def bound_scores(query: Floats, keys: Floats) -> Floats:
         query: [Hkv, T, G, D], scaled as the logits are.
         keys: [Hkv, S, D].
     """
-    rows = keys.shape[1]
-    padded = np.pad(keys, ((0, 0), (0, -rows % BLOCK_ROWS), (0, 0)), mode="edge")
+    rows, wide = keys.shape[1], keys.astype(np.float32, copy=False)  # NumPy compares halves five times more slowly
+    padded = np.pad(wide, ((0, 0), (0, -rows % BLOCK_ROWS), (0, 0)), mode="edge")
     blocks = padded.reshape(len(keys), -1, BLOCK_ROWS, keys.shape[2])
-    largest, least = blocks.max(2).astype(np.float32), blocks.min(2).astype(np.float32)
+    largest, least = blocks.max(2), blocks.min(2)
     flat = query.reshape(len(query), -1, query.shape[3]).astype(np.float32)
     bounds = np.maximum(flat, 0) @ largest.transpose(0, 2, 1) + np.minimum(flat, 0) @ least.transpose(0, 2, 1)
     scores: Floats = np.repeat(bounds.mean(1), BLOCK_ROWS, 1)
