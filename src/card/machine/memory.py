@@ -72,7 +72,7 @@ def _advise(first: int, size: int, advice: int) -> bool:
 
 
 def unwritten_parts(library: str, maps: Path = Path("/proc/self/smaps")) -> list[tuple[int, int]]:
-    """Return address and size of those mapped parts of a library that are as its file has them; none but on Linux."""
+    """Return address and size of those mapped parts of a library that equal its file; empty where not on Linux."""
     try:
         parts = _PART.split(maps.read_text("utf-8", errors="replace"))[1:]
     except OSError:
@@ -85,7 +85,7 @@ def unwritten_parts(library: str, maps: Path = Path("/proc/self/smaps")) -> list
 
 
 def free_memory(root: Path = SYSTEM) -> int:
-    """Return the bytes that this process may still take: by the machine, by its container, and by its own limit."""
+    """Return the bytes that this process may still take: the least that machine, container and ulimit leave."""
     used = _kib_of(root / "proc/self/status")
     bounds = [_free_on_machine(root, used.get("RssFile", 0)), memory_left(root)]
     if resource is not None:

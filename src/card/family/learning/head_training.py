@@ -124,7 +124,7 @@ def train(
         head_facts: facts of the head besides the target's sizes.
         examples_of: returns the examples of some texts, from embeddings [M, D] of all tokens, and places of tokens as
             of `common_tokens`.
-        run, and the other arguments and errors: as of `train_on`.
+        run: further arguments of `train_on`, which says what raises.
     """
     chosen = split_texts(texts, settings.seed)
     token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
