@@ -20,7 +20,7 @@ PACKAGE = Path(card.models.__file__).parent
 FOLLOWERS = [
     *(PACKAGE / "own" / f"{name}.py" for name in ("decoder_model", "reasons", "exact_decoder", "layer_tables")),
     *(PACKAGE / "own" / f"{name}.py" for name in ("expert_weights", "mxfp4_experts", "plain_config")),
-    *(PACKAGE.parent / "theirs" / name for name in ("transformers/walking.py", "cuda/fused.py")),
+    *(PACKAGE.parent / "backends" / name for name in ("transformers/walking.py", "cuda/fused.py")),
     *sorted(PACKAGE.glob("files/gguf/*.py")),
 ]
 RECORDS = ("architectures/architecture", "decoder_config", "layer_shape", "gguf_map", "parts")

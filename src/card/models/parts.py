@@ -12,8 +12,8 @@ Size = Literal[
     "delta_value", "delta_joined", "delta_scores"
 ]  # fmt: skip
 Biased = Literal["qkv", "out", "mlp", "experts"]
-# Norms: of a block's input and output, of each head's queries and keys, and of the output of the delta rule's heads;
-# of what a token's own numbers add; where experts stand beside an MLP, of the outputs of both and of the experts' input.
+# Norms: of a block's input and output, of each head's queries and keys, of the output of the delta rule's heads, of
+# what a token's own numbers add; and beside an MLP, of the experts' input, and of the outputs of MLP and experts.
 NormPlace = Literal[
     "attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key", "delta_out", "input_out", "mlp_alone",
     "experts_in", "experts_out",
@@ -23,9 +23,9 @@ NormPlace = Literal[
 ExpertPlace = Literal[
     "router", "gate", "up", "down", "shared_gate", "shared_up", "shared_both", "shared_down", "shared_score"
 ]  # fmt: skip
-# Factors: of a layer's hidden states, of the router's input, of each expert's weight. Biases of the experts' scores, for
-# the choice alone. Logarithms of decay rates, and biases of the scores of a step. Attention sinks: a score of each query
-# head that takes part in the softmax and has no value.
+# Factors: of a layer's hidden states, of the router's input, of each expert's weight. Biases of the experts' scores,
+# for the choice alone. Logarithms of decay rates, and biases of the scores of a step. Attention sinks: a score of each
+# query head that takes part in the softmax and has no value.
 VectorPlace = Literal["layer", "router", "experts", "expert_biases", "rates", "step_biases", "sinks"]
 
 # What makes a gate of hidden states for a token's own numbers, and what those behind it give.

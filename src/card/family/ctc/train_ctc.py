@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from card.backends.transformers.arrays import as_tensor
 from card.config.fields import require
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
@@ -22,7 +23,6 @@ from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead
 from card.family.learning.target_texts import TargetTexts
 from card.models.own.head_sizes import require_width
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_tensor
 
 _MOST_MEASURED = 512  # rows of held-out texts
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from card.backends.transformers.arrays import as_tensor
 from card.config.fields import require
 from card.family.eagle.head import EagleModule, EagleSizes
 from card.family.learning.driver import TrainingTarget
@@ -28,7 +29,6 @@ from card.models.own.exact_layers import norm_weight
 from card.models.own.layers import BlockWeight
 from card.models.runner import ExactRunner
 from card.text.tokenizer import Tokenizer
-from card.theirs.transformers.arrays import as_tensor
 
 _MLP_RATIO, _MLP_MULTIPLE = 8 / 3, 64
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from card.backends.transformers.arrays import as_tensor
 from card.config.fields import require
 from card.errors import PromptError
 from card.family.learning.bound_module import DraftingHead, SavedHead, round_weights
@@ -17,7 +18,6 @@ from card.family.learning.fit import FitRule, StepLoss, fit
 from card.family.learning.target_texts import TargetTexts
 from card.models.fingerprint import embedding_probe, sizes_of
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_tensor
 from card.tree.nodes import ROOT, Nodes
 
 IGNORED = -100  # label of a token that a head lacks

@@ -1,4 +1,4 @@
-"""What a thread keeps of its rows for a layer with experts: each row's choices, the rows of each expert, and tiles.
+"""A thread's memory of its rows for a layer with experts: each row's choices, the rows of each expert, and tiles.
 
 A row is kept as a record, laid out as a tile of one row. For an expert, its rows' records are copied into one tile.
 """

@@ -1,8 +1,8 @@
 """Architectures of decoder-only models as data: the parts that all have, and one entry for each architecture.
 
-The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the readers (`card.models.own.decoder_model`,
-`card.models.files.gguf`) read it; none of them asks a model's weights or its name. All have norms, a gated MLP, rotary
-embeddings, and a head that may be tied. An entry states what differs.
+The passes (`card.models.own.exact_decoder`, `card.backends.cuda.fused`) and the readers of files
+(`card.models.own.decoder_model`, `card.models.files.gguf`) read it; none of them asks a model's weights or its name.
+All have norms, a gated MLP, rotary embeddings, and a head that may be tied. An entry states what differs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
