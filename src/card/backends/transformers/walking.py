@@ -79,7 +79,7 @@ def _why_not_of(architecture: Architecture, config: Any) -> str | None:
         return "its attention is chunked"
     if (activation := architecture.gate_activation(config)) not in ACTIVATIONS:
         return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
-    return architecture.why_not(config)
+    return architecture.refusal(config)
 
 
 def why_not_exact(model: PreTrainedModel) -> str | None:
