@@ -133,9 +133,9 @@ class GenericDecoder:
 
     @contextlib.contextmanager
     def narrowed(self, size: int) -> Iterator[None]:
-        """Inside the block windows and chunks hold ``size`` tokens, so that a short text outgrows them.
+        """Let windows and chunks hold ``size`` tokens within a ``with`` block, so that a short text outgrows them.
 
-        Nothing changes if every text fits into the model's own.
+        Nothing changes where the model's own hold every text anyway.
         """
         if not any(self.windows):
             yield

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CACHE_NAMES = ("cache", "cache_params", "past_key_values")
 MAX_RECENT = 4  # states of the last passes, whose rows may still be dropped
 MAX_LANDMARKS = 3  # states at the ends of parts of a prompt, for texts with the same beginning
-MIN_READ_TOKENS = 8  # fewer tokens before the first logits are no part of a prompt worth a landmark
+MIN_READ_TOKENS = 8  # fewest tokens of a pass that counts as part of a prompt, at whose end a landmark is kept
 STATES_PER_SEQUENCE = MAX_RECENT + MAX_LANDMARKS + 1  # and the present one
 
 

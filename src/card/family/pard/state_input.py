@@ -55,7 +55,7 @@ class StateFacts(TargetSizes):
 
 
 class StateInput(BoundModule):
-    """The layer."""
+    """A linear layer from states of the target to an embedding of the draft model."""
 
     FILE = TrainedFile("layer for target features", "card-pard-features-1", "card train pard --target-features")
     FACTS = StateFacts
