@@ -150,7 +150,6 @@ class _Writer:
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is not known yet
 
     def events(self, choice: Choice, chunk: StreamChunk) -> bytes:
-        """Return the events of a chunk."""
         begin = b"" if self._has_begun else self._event(choice, {"role": "assistant", "content": ""})
         self._has_begun = True
         self._logprobs += content_logprobs(chunk)

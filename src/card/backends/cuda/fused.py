@@ -253,7 +253,6 @@ class FusedDecoder:
         return logits.new_full((len(logits), self.vocab_size), float("-inf")).index_copy_(1, self._head_ids, logits)
 
     def _gated(self, x: Tensor, gate_up: Linear) -> Tensor:
-        """Return activation(gate(x)) * up(x)."""
         gate, up = functional.linear(x, *gate_up).chunk(2, -1)
         activated = functional.silu(gate) if self._has_silu else functional.gelu(gate, approximate="tanh")
         return activated.mul_(up)

@@ -40,7 +40,6 @@ class CtcTrainSettings(FitSettings):
     batch_size: int = 256  # rows
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         FitSettings.__post_init__(self)
         require(self.loss in LOSSES, "loss", f"one of {', '.join(LOSSES)}", self.loss)
         require(1 <= self.num_slots <= 16, "num_slots", "from 1 to 16", self.num_slots)

@@ -37,7 +37,6 @@ class FitSettings:
     checkpoint_steps: int = 50  # from one checkpoint to the next
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name in ("epochs", "batch_size", "checkpoint_steps"):
             require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
 

@@ -49,7 +49,6 @@ class PardTrainSettings:
     checkpoint_steps: int = 25  # from one checkpoint to the next
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name, least, most in (("num_tokens", 2, MOST_TOKENS), ("epochs", 1, 1000), ("checkpoint_steps", 1, None)):
             value = getattr(self, name)
             holds = least <= value and (most is None or value <= most)

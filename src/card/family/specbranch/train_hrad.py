@@ -158,7 +158,6 @@ def train_hrad(
 def _network(
     facts: HRadFacts, layers: Sequence[TensorLayer], mean: Tensor, std: Tensor, evidence: Evidence | None = None
 ) -> HRad:
-    """Return a predictor with these layers."""
     pairs = [(as_array(weight), as_array(bias)) for weight, bias in layers]
     return HRad(facts, pairs, as_array(mean), as_array(std), evidence or Evidence())
 

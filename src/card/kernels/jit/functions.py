@@ -104,7 +104,6 @@ class Entered(Function):
         self._enter = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._code.address)
 
     def __call__(self, *values: float) -> None:
-        """Run the machine code."""
         self._enter(self._layout.pack(*values))
 
 
