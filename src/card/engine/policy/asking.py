@@ -22,7 +22,7 @@ _NEW_SHARE = 0.25  # weight of the last question in the expected gain; also the 
 
 @dataclass(slots=True)
 class _Expectation:
-    """What asking for candidates of one request is expected to bring."""
+    """The expected gain of asking for candidates of one request."""
 
     asked_at: int  # round
     gain: float  # expected net tokens of a question, after the cost of its candidates
