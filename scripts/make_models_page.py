@@ -25,11 +25,11 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from card.backends.transformers.row_check import check_rows, rows_that_differ
 from card.errors import ModelError
 from card.models.architectures import find_architecture
 from card.models.protocol import Recurrent
 from card.models.runners import plain_runner
-from card.theirs.transformers.row_check import check_rows, rows_that_differ
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- made by scripts/make_models_page.py -->\n", "\n<!-- end -->"

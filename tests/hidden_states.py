@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from card.backends.cuda.bucketed import BucketedRunner
+from card.backends.transformers.modules import modules_of
+from card.backends.transformers.walking import walked
 from card.models.inflation import InflatedShape, inflate_to_shape
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.cuda.bucketed import BucketedRunner
-from card.theirs.transformers.modules import modules_of
-from card.theirs.transformers.walking import walked
 from tests.tiny import NO_ENDS, tiny_llama
 
 VOCAB_SIZE = 61

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
 
 def say_why_not_int8(monkeypatch: MonkeyPatch, reason: str | None) -> None:
     """Let models be loaded and run as on a machine where integer passes are not possible for a reason, or are."""
-    for module in ("models.dtypes", "models.own.reasons", "models.runner", "theirs.transformers.walking"):
+    for module in ("models.dtypes", "models.own.reasons", "models.runner", "backends.transformers.walking"):
         monkeypatch.setattr(f"card.{module}.why_not_int8", lambda: reason)
 
 

@@ -17,7 +17,7 @@ PACKAGE = Path(card.__file__).parent
 DOORS = frozenset({"cascade", "hf", "onnx", "ray", "series", "vllm"})
 
 # Rooms that stand beside the core. Deleting a folder of one breaks nothing that lies outside it.
-SATELLITES = DOORS | {"family", "inside", "labs", "theirs", "tools"}
+SATELLITES = DOORS | {"family", "inside", "labs", "backends", "tools"}
 
 # Folders of tests that pass without the satellites; those of families, tools and labs need theirs.
 CORE_TESTS = (

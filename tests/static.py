@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from card.backends.cuda.bucketed import BucketedRunner
+from card.backends.cuda.stream_lane import StreamLane
 from card.machine.lane import Lane
 from card.models.runner import RowRunner
-from card.theirs.cuda.bucketed import BucketedRunner
-from card.theirs.cuda.stream_lane import StreamLane
 from tests.tiny import tiny_llama
 
 VOCAB_SIZE = 61

@@ -19,7 +19,7 @@ _MAY_NAME = re.compile(rf"(card\.|from\s+[.\w]*|import\s[^(\n]*|import\s*\([^)]*
 
 # Modules of the core that name a satellite today. The list may only shrink.
 ALLOWED = {
-    ("card.models.by_transformers", "card.theirs.")
+    ("card.models.by_transformers", "card.backends.")
 }  # the seam itself: what runs the models that our own pass does not
 
 
@@ -82,7 +82,7 @@ def test_what_only_a_docstring_says_is_no_name() -> None:
 
 
 # What tests of the core may name beside it: its own methods, and other models' modules, which they compare with.
-NAMED_IN_TESTS = ("card.family.classic", "card.theirs")
+NAMED_IN_TESTS = ("card.family.classic", "card.backends")
 
 
 def _named_by_tests(files: Iterable[Path]) -> set[tuple[str, str]]:
@@ -115,7 +115,7 @@ def test_a_test_of_the_core_that_names_a_satellite_is_found(tmp_path: Path) -> N
 
 
 # Folders that others of their kind share.
-SHARED = frozenset({"family/classic", "family/learning", "inside/adapters", "theirs/transformers"})
+SHARED = frozenset({"family/classic", "family/learning", "inside/adapters", "backends/transformers"})
 # What else a folder beside the core needs of another one. The list may only shrink.
 NEEDED: dict[str, set[str]] = {
     "tools/bench": {"family/judges"},

@@ -91,7 +91,7 @@ MAX_ROOM_LINES = {
     "models": 16650,
     "server": 8550,
     "text": 6960,
-    "theirs": 4100,
+    "backends": 4100,
     "tools": 10620,
     "tree": 1200,
 }
@@ -284,7 +284,7 @@ def test_a_room_over_its_budget_or_without_one_is_found() -> None:
         ("card.surprise", "import ast"),
         ("card.errors", "from card.config import DraftSettings"),
         ("card.tree.sampling", "from card.engine.engine import Engine"),
-        ("card.drafting.beam", "from card.theirs.cuda.bucketed import BucketedRunner"),
+        ("card.drafting.beam", "from card.backends.cuda.bucketed import BucketedRunner"),
     ],
 )
 def test_the_layer_rule_finds_what_it_forbids(name: str, source: str) -> None:
@@ -295,8 +295,8 @@ def test_the_layer_rule_finds_what_it_forbids(name: str, source: str) -> None:
     ("name", "source"),
     [
         ("card.config", "from card.errors import SettingsError"),
-        ("card.drafting.beam", "def make():\n    from card.theirs.cuda.bucketed import BucketedRunner"),
-        ("card.theirs.cuda.beam", "from card.theirs.cuda.bucketed import BucketedRunner"),
+        ("card.drafting.beam", "def make():\n    from card.backends.cuda.bucketed import BucketedRunner"),
+        ("card.backends.cuda.beam", "from card.backends.cuda.bucketed import BucketedRunner"),
         ("card.engine.loop", "from . import policy\nfrom .policy import Policy\nfrom ..errors import CardError"),
         ("card.engine.loop", "import card\nversion = card.__version__"),
         ("card.cli.app", "from card import __version__\nfrom card.tools.bench import run\nimport typer"),
@@ -335,8 +335,8 @@ def test_decoding_with_the_demo_pair_on_the_cpu_loads_no_modelling_code_and_noth
         "heavy = 'torch._dynamo', 'torch.distributed.tensor', 'sympy', 'transformers.modeling_utils'\n"
         "print(*(name for name in heavy if name in sys.modules))\n"
         "quick = '.record', '.choosing'\n"
-        "device = (name for name in sys.modules if name.startswith('card.theirs.cuda.') and not name.endswith(quick))\n"
-        "print(*device)"
+        "cuda = (name for name in sys.modules if name.startswith('card.backends.cuda.') and not name.endswith(quick))\n"
+        "print(*cuda)"
     )
     assert _in_fresh_python(code) == ""
 
@@ -478,7 +478,7 @@ CONTRACT_OF_DRAFTERS = frozenset(
 
 def _drafter_faults(source: str, name: str) -> list[str]:
     """Return where a module outside `card.drafting` and the methods knows how a drafter drafts, a line each."""
-    if name.startswith(("card.drafting", "card.family", "card.theirs.cuda")):
+    if name.startswith(("card.drafting", "card.family", "card.backends.cuda")):
         return []
     faults = []
     for found in imports(source, name.rpartition(".")[0]):

@@ -32,6 +32,7 @@ from rich.table import Table
 from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams, Schedule
 from card.drafting.draft_writers import make_writer
 from card.engine.policy.cost import PassCost
@@ -39,7 +40,6 @@ from card.engine.request import Request
 from card.machine.threads import CorePlan
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
-from card.theirs.transformers.loading import load_model
 from card.tools.planner.profile import Overheads
 from card.tools.planner.virtual_time import VirtualClock
 

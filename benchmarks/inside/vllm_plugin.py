@@ -29,10 +29,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 import options
 from pages import markdown
 
+from card.backends.transformers.loading import load_model
 from card.config import parse_parameter_count
 from card.models.inflation import inflate
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.tools.bench.datasets import parse_spec, read_datasets
 
 BENCHMARK = "vllm_plugin"

@@ -18,12 +18,12 @@ sys.path.append(str(Path(__file__).parents[1]))
 import options
 import torch
 
+from card.backends.transformers.loading import load_model
 from card.config import parse_parameter_count
 from card.models.inflation import inflate
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.transformers.loading import load_model
 
 _ROWS, _PROMPT = (1, 8, 16), 512
 _PREFIX = 64  # rows of text before a pass

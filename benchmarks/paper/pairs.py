@@ -11,11 +11,11 @@ from typing import Any
 from loop import Counts, Loop, LoopSettings, RoundClock
 
 from card.assembly.plan import draft_tree_rows
+from card.backends.transformers.loading import load_model
 from card.errors import BenchError
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.loading import check_pair, load_tokenizer
 from card.models.runners import make_runner
-from card.theirs.transformers.loading import load_model
 from card.tools.bench.datasets import Dataset, DatasetQuestion, parse_spec, read_datasets
 from card.tools.planner.profile import Overheads, Profile
 from card.tools.planner.recording import Recording

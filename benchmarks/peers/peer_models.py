@@ -17,11 +17,11 @@ from catalog import ModelSpec
 from environments import BuildError
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
+from card.backends.transformers.loading import load_model
 from card.config import parse_parameter_count
 from card.models.facts import context_limit, end_token_ids
 from card.models.inflation import inflate
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 
 _FIRST_GGUF = "bf16"  # the others are made from it
 _DEMO_PRE_TOKENIZER = "smollm"  # llama.cpp's name for what splits text just as the demo tokenizer does

@@ -33,13 +33,13 @@ from validation_report import Rates, compared, parts_of, tables_of
 from card.assembly.drafters import DraftSource
 from card.assembly.latency.timing import measure_pass_cost
 from card.assembly.plan import Facts, resolve
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.errors import CardError, SettingsError
 from card.machine.threads import pinned
 from card.models.protocol import LanguageModel
 from card.models.runners import make_runner
 from card.text.fit import tokenizer_fingerprint
-from card.theirs.transformers.loading import load_model
 from card.tools.bench import environment
 from card.tools.bench.lineup import Lineup, LineupSettings, PairSpec
 from card.tools.bench.row_names import BASELINE, names_of, spec_of

@@ -137,11 +137,11 @@ class ScoreError(CardError, ValueError):
 
 
 def in_few_words(error: BaseException, most: int = 200) -> str:
-    """Return the first line of what an error says, with the second if that only announces it; its name if none.
+    """Return an error's first line, with the second if the first ends in a colon; its class if it has no text.
 
     Args:
-        most: characters; of an error of another library nobody knows how many it takes. A `MissingError` is not cut
-            short: its end is what to do.
+        most: characters, since errors of other libraries have any length. A `MissingError` is not cut short: it ends
+            with what to do.
     """
     if isinstance(error, MissingError):
         return str(error)

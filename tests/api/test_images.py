@@ -12,10 +12,10 @@ import pytest
 
 from card.api.async_llm import AsyncLLM
 from card.api.llm import LLM
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from tests.pair import Pair
 from tests.seeing import FAMILIES, IMAGE_TOKEN, asked, generated, picture, save_seeing
 

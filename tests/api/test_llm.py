@@ -16,12 +16,12 @@ from transformers import AutoTokenizer
 from card import LLM as PUBLIC_LLM
 from card.api.llm import LLM, RequestOutput
 from card.api.text_stream import TextStream
+from card.backends.transformers.loading import load_model
 from card.cli.parts.chosen_models import choose_models
 from card.config import SamplingParams, SamplingRule
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
 from card.models.loading import load_tokenizer
 from card.text.tokens import decode
-from card.theirs.transformers.loading import load_model
 from card.tree.sampling import Sampler
 from tests.pair import MAX_POSITIONS, Pair, make_model, make_tokenizer
 from tests.reaching_in import say_why_not_int8

@@ -17,6 +17,7 @@ import zmq
 
 from card.api.arguments import LLMArguments
 from card.api.host import Host
+from card.backends.transformers.loading import load_model
 from card.drafting.beam import BeamWriter
 from card.drafting.messages import Fault, Layer, Resync, encode
 from card.links.process import ProcessLink
@@ -24,7 +25,6 @@ from card.links.remote import RemoteLink
 from card.links.server import DraftServer
 from card.links.switch import SwitchLink
 from card.models.runners import plain_runner
-from card.theirs.transformers.loading import load_model
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S
 from tests.links.serving import LOOPBACK, RawClient, make_server

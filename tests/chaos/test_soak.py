@@ -19,10 +19,10 @@ import pytest
 import zmq
 
 from card.api.async_llm import AsyncLLM
+from card.backends.transformers.loading import load_model
 from card.links import zmq_link
 from card.links.process import ProcessLink
 from card.models.runners import plain_runner
-from card.theirs.transformers.loading import load_model
 from tests.chaos.crowd import MANNERS, Crowd
 from tests.chaos.forgery import noise
 from tests.chaos.jobs import Alone, Jobs, Outcome

@@ -19,10 +19,10 @@ import transformers
 
 import card
 from card.api.llm import LLM
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.models.loading import load_tokenizer
 from card.models.warn_once import warn_once
-from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.processes import unhurried

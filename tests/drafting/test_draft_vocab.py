@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from card.api.llm import LLM
 from card.assembly import drafters
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.config.registry import methods
 from card.drafting.drafted import Drafting
@@ -31,7 +32,6 @@ from card.models.own.output_head import OutputHead
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.models.token_ranks import used_ids
-from card.theirs.transformers.loading import load_model
 from card.tree.nodes import NewNodes
 from tests.pair import Pair
 

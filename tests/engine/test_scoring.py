@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from card.api.async_llm import AsyncLLM
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.errors import PromptError, TargetError, WorkerError
-from card.theirs.transformers.loading import load_model
 from card.tree.sampling import TokenLogprobs
 from tests.pair import MAX_POSITIONS, Pair
 

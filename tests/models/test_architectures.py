@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import gguf
+import pytest
 
 import card.models
 from card.models.architectures import Architecture, all_architectures, find_architecture
@@ -20,7 +22,7 @@ PACKAGE = Path(card.models.__file__).parent
 FOLLOWERS = [
     *(PACKAGE / "own" / f"{name}.py" for name in ("decoder_model", "reasons", "exact_decoder", "layer_tables")),
     *(PACKAGE / "own" / f"{name}.py" for name in ("expert_weights", "mxfp4_experts", "plain_config")),
-    *(PACKAGE.parent / "theirs" / name for name in ("transformers/walking.py", "cuda/fused.py")),
+    *(PACKAGE.parent / "backends" / name for name in ("transformers/walking.py", "cuda/fused.py")),
     *sorted(PACKAGE.glob("files/gguf/*.py")),
 ]
 RECORDS = ("architectures/architecture", "decoder_config", "layer_shape", "gguf_map", "parts")
@@ -103,3 +105,19 @@ def test_numbers_of_experts_have_keys_of_llama_cpp() -> None:
     for entry in all_architectures():
         for key in {**entry.gguf_experts, **entry.gguf_numbers}.values():
             assert f"{{arch}}.{key}" in known, (entry.model_class, key)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value", "words"),
+    [
+        ("olmoe", "clip_qkv", 0.0, "its queries, keys and values are clipped (clip_qkv)"),
+        ("lfm2", "conv_bias", True, "its convolutions have biases (conv_bias)"),
+        ("ernie4_5_moe", "use_bias", True, "its layers have biases (use_bias)"),
+    ],
+)
+def test_a_config_that_asks_for_what_is_not_built_is_refused_by_the_field(
+    model_type: str, field: str, value: Any, words: str
+) -> None:
+    entry = find_architecture(model_type)
+    assert entry is not None and entry.refusal(entry.make_config()) is None
+    assert entry.refusal(entry.make_config(**{field: value})) == words

@@ -13,6 +13,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from card.backends.transformers.arrays import as_tensor, torch_dtype
+from card.backends.transformers.loading import load_model
+from card.backends.transformers.walking import why_not_walked
 from card.errors import ModelError
 from card.models.architectures.architecture import rotary_size
 from card.models.facts import end_token_ids, parameter_count, sampling_defaults
@@ -21,9 +24,6 @@ from card.models.own.decoder_model import DecoderModel, read_decoder
 from card.models.own.expert_weights import join_experts
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
-from card.theirs.transformers.arrays import as_tensor, torch_dtype
-from card.theirs.transformers.loading import load_model
-from card.theirs.transformers.walking import why_not_walked
 from tests.tiny import LLAMA3, LONG_ROPE, YARN, causal, tiny
 
 SIZES = tiny(64, max_position_embeddings=128)

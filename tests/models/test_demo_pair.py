@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from card import LLM, RequestOutput, SamplingParams
+from card.backends.transformers.loading import load_model
 from card.models.demo import DEMO_ANSWERS, DEMO_PROBLEMS, demo_folder
 from card.models.facts import parameter_count
 from card.text.prompts import encode_chat
-from card.theirs.transformers.loading import load_model
 
 ROLES = ("target", "draft")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=120)

@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.numpy import load_file, save_file
 
 from card.api.llm import LLM
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
@@ -25,7 +26,6 @@ from card.models.own.decoder_model import DecoderModel, read_decoder
 from card.models.own.layers import BlockWeight
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
-from card.theirs.transformers.loading import load_model
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 
 pytestmark = pytest.mark.skipif(why_not_int8() is not None, reason="no exact passes here")

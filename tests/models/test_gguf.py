@@ -20,6 +20,7 @@ from gguf import GGMLQuantizationType as Kind
 from huggingface_hub import ModelInfo
 
 from card.api.llm import LLM
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
 from card.kernels.formats import BLOCK_FORMATS, BlockFormat
@@ -37,7 +38,6 @@ from card.models.protocol import Extension
 from card.models.runners import plain_runner
 from card.models.warn_once import warn_once
 from card.text.prompts import encode_chat
-from card.theirs.transformers.loading import load_model
 from tests.damage import damages
 from tests.examples import EXAMPLES
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
@@ -266,7 +266,7 @@ def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache
 def test_a_file_whose_types_do_not_run_as_they_are_runs_in_integers_on_every_processor(
     folders, tmp_path, cache, monkeypatch, caplog, is_quick
 ):
-    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: is_quick)
+    monkeypatch.setattr("card.backends.transformers.loading.computes_bfloat16", lambda device: is_quick)
     monkeypatch.delitem(cast(dict[int, BlockFormat], BLOCK_FORMATS), Kind.MXFP4)
     file = write_gguf(folders("qwen2"), tmp_path / "other.gguf", kind=Kind.MXFP4)
     warn_once.cache_clear()
@@ -278,7 +278,7 @@ def test_a_file_whose_types_do_not_run_as_they_are_runs_in_integers_on_every_pro
 
 
 def test_a_quantised_file_runs_in_integers_where_exact_passes_run(folders, tmp_path, cache, monkeypatch):
-    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: False)
+    monkeypatch.setattr("card.backends.transformers.loading.computes_bfloat16", lambda device: False)
     files = {
         kind: write_gguf(folders("qwen2"), tmp_path / f"{kind.name}.gguf", kind=kind) for kind in (Kind.Q8_0, Kind.BF16)
     }

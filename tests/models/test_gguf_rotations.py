@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from card.backends.transformers.loading import load_model
 from card.errors import ModelError
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
 from card.models.runners import plain_runner
-from card.theirs.transformers.loading import load_model
 from tests.gguf_files import write_gguf
 
 TEXT = list(range(3, 60))  # longer than the first context of the tiny models

@@ -16,6 +16,10 @@ from transformers import GptOssForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from card.api.llm import LLM
+from card.backends.transformers.arrays import as_tensor
+from card.backends.transformers.loading import load_model
+from card.backends.transformers.modules import modules_of
+from card.backends.transformers.walking import why_not_walked
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.kernels.int8_linear import why_not_int8
@@ -28,10 +32,6 @@ from card.models.own.expert_weights import join_experts
 from card.models.own.mxfp4_experts import ExpertBlocks
 from card.models.protocol import Extension
 from card.models.runners import how_it_runs, plain_runner
-from card.theirs.transformers.arrays import as_tensor
-from card.theirs.transformers.loading import load_model
-from card.theirs.transformers.modules import modules_of
-from card.theirs.transformers.walking import why_not_walked
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 from tests.mxfp4_folders import change_config, in_mxfp4
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from card.backends.transformers.modules import modules_of
+from card.backends.transformers.walking import walked
 from card.config import parse_parameter_count
 from card.errors import ModelError, SettingsError, ShortageError
 from card.models.facts import parameter_count
@@ -23,8 +25,6 @@ from card.models.inflation import (
     inflated_from,
 )
 from card.models.own.decoder_model import DecoderModel
-from card.theirs.transformers.modules import modules_of
-from card.theirs.transformers.walking import walked
 from tests.tiny import CLEAR, tiny
 
 V = 40

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.api.llm import LLM
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.config.registry import methods
 from card.errors import ModelError
@@ -34,7 +35,6 @@ from card.models.own import exact_decoder as int8
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.transformers.loading import load_model
 from tests.pair import Pair
 from tests.reaching_in import cache_of, say_why_not_int8
 from tests.tiny import YARN, causal, tiny

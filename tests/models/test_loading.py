@@ -29,6 +29,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from card.backends.transformers.arrays import torch_dtype
+from card.backends.transformers.devices import computes_bfloat16
+from card.backends.transformers.loading import load_model
 from card.errors import ModelError, VocabularyError
 from card.models import demo
 from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
@@ -36,9 +39,6 @@ from card.models.facts import end_token_ids, parameter_count, vocab_size
 from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.own.decoder_model import is_int8
 from card.models.warn_once import warn_once
-from card.theirs.transformers.arrays import torch_dtype
-from card.theirs.transformers.devices import computes_bfloat16
-from card.theirs.transformers.loading import load_model
 from tests.reaching_in import say_why_not_int8
 from tests.tiny import tiny
 
@@ -104,7 +104,7 @@ def failure(name: str | Path, **options: object) -> str:
 def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: True)
+    monkeypatch.setattr("card.backends.transformers.loading.computes_bfloat16", lambda device: True)
     model = load_model(saved)
     assert isinstance(model, LlamaForCausalLM)
     assert (model.dtype, model.device.type, model.training) == (torch.bfloat16, "cpu", False)
@@ -136,7 +136,7 @@ def test_without_bfloat16_instructions_or_machine_code_sixteen_bits_are_widened_
     saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Callable[..., Any]
 ) -> None:
     stored = load_model(saved, dtype="bfloat16")
-    monkeypatch.setattr("card.theirs.transformers.loading.computes_bfloat16", lambda device: False)
+    monkeypatch.setattr("card.backends.transformers.loading.computes_bfloat16", lambda device: False)
     say_why_not_int8(monkeypatch, None)
     assert torch_dtype(load(saved).dtype) == torch.bfloat16  # which our machine code multiplies as they are
     say_why_not_int8(monkeypatch, "not here")

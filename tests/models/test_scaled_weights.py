@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from card.api.llm import LLM
+from card.backends.transformers.arrays import as_tensor
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.models.loading import load_decoder
 from card.models.own.decoder_model import DecoderModel
-from card.theirs.transformers.arrays import as_tensor
-from card.theirs.transformers.loading import load_model
 from tests.pair import make_tokenizer
 from tests.tiny import NO_ENDS, SIZES
 

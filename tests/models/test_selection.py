@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from card.backends.transformers.attention import MEANS
 from card.config.selection import BLOCK_ROWS, SelectionRule, parse_selection
 from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
@@ -19,7 +20,6 @@ from card.models.protocol import Extension, Selective
 from card.models.rows.selection import ChosenRows, bound_scores, choose_blocks, choose_rows
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.transformers.attention import MEANS
 from tests.reaching_in import cache_of, kv_of, set_kv
 from tests.static import Ordinary
 from tests.tiny import tiny, tiny_llama

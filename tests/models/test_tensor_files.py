@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from card.backends.transformers.arrays import as_array, as_tensor
 from card.models.files.headers import HeaderError
 from card.models.files.tensor_files import MappedTensors, tensors_written, write_tensors
-from card.theirs.transformers.arrays import as_array, as_tensor
 
 TENSORS = {
     "half": torch.randn(3).half(),

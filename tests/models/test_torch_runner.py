@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from card.backends.cuda.bucketed import BucketedRunner
+from card.backends.transformers.runner import TorchRunner
 from card.errors import CapacityError, ModelError
 from card.models.protocol import NO_PARENT, Extension
 from card.models.rows.row_tree import Chunk, RowTree, Window
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.cuda.bucketed import BucketedRunner
-from card.theirs.transformers.runner import TorchRunner
 from tests.examples import settings
 from tests.reaching_in import cache_of, kv_of, num_ancestors
 from tests.static import tensor_of
@@ -381,7 +381,7 @@ def test_a_refused_pass_changes_nothing(way: str) -> None:
 
 @pytest.mark.parametrize("max_packed_rows", [128, 8])
 def test_a_long_prompt_runs_at_once_and_in_chunks(max_packed_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.theirs.transformers.attention.MAX_PACKED_ROWS", max_packed_rows)
+    monkeypatch.setattr("card.backends.transformers.attention.MAX_PACKED_ROWS", max_packed_rows)
     for name, way in (*FEW, ("mistral-sliding", "own pass"), ("mistral-sliding", "walked by torch")):
         model = make_model(name)
         runner = runner_of(copy.deepcopy(model), way, max_model_len=64)

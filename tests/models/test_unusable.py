@@ -11,8 +11,8 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
+from card.backends.transformers.loading import load_model
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.every_family import script
 from tests.pair import Pair

@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer
 
 from card.api.llm import LLM
+from card.backends.transformers.loading import load_model
 from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
 from card.machine.packages import install_command
@@ -27,7 +28,6 @@ from card.text.given_tokenizer import as_tokenizer
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.matcher import MatcherState, first_line
 from card.text.tokenizer import Tokenizer
-from card.theirs.transformers.loading import load_model
 from card.tree.masks import GrammarState
 from tests.examples import settings
 from tests.pair import Pair, own_tokenizer

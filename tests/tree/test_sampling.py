@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from card.backends.cuda.recorded_filters import filter_on_device
 from card.config import SamplingParams, SamplingRule
 from card.errors import SettingsError
 from card.kernels.number_types import BFLOAT16
-from card.theirs.cuda.recorded_filters import filter_on_device
 from card.tree.filters import filter_logits
 from card.tree.logits import FloatArray, softmax
 from card.tree.sampling import Sampler

@@ -19,8 +19,8 @@ from card.engine.scoring import ScoringJob
 from card.errors import ClosedError, SettingsError, WorkerError, in_words
 
 logger = logging.getLogger(__name__)
-IDLE_LOOK_S = 1.0  # an idle engine still listens so often, so that neither side takes the other for dead
-JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
+IDLE_LOOK_S = 1.0  # seconds between two looks for heartbeats of an idle engine, so that neither side seems dead
+JOIN_TIMEOUT_S = 60.0  # most seconds for the engine's thread to finish its round and end the drafter
 
 
 @dataclass(slots=True)

@@ -232,7 +232,6 @@ def _with_drafter(loaded: Loaded, measured: Measured, writers: Mapping[str, Loca
 
 
 def _drafter_of(loaded: Loaded, measured: Measured) -> Drafter | None:
-    """Return the drafter, if there is one."""
     asked = loaded.choice.asked
     plan, spare = measured.plan, asked.spare
     if spare is not None and not plan.has_drafter_process:

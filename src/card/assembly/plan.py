@@ -24,9 +24,9 @@ from card.machine.threads import CorePlan, CoreSet
 from card.tree.verify import MATCH, Verifier
 
 SPARE_ROWS = 64  # KV rows of a sequence beyond its text and its tree: `num_speculative_tokens` may grow by measurement
-DEFAULT_MODEL_LEN = 4096  # tokens of a text, if nothing is said, the target allows it and memory holds no more
-_RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
-_ROUND_TOKENS = 1024  # a context that memory cuts is a multiple
+DEFAULT_MODEL_LEN = 4096  # tokens of a text by default, where the target allows it and memory holds no more
+_RAM_SHARE = 0.25  # of the free memory that the KV cache may take by default
+_ROUND_TOKENS = 1024  # where memory limits the context, it is a multiple of this
 _POOL_BYTES = 1 << 20  # beyond the rows that are asked for: a pool gives them out in blocks
 _TYPICAL_TOKENS = 4  # of a verification, for the ratio of target and drafter passes
 _LONGEST_ROUND = 16  # drafter passes beside one of the target's, at most
@@ -355,7 +355,7 @@ def _plan_cores(settings: EngineSettings, facts: Facts, *, own_drafter_core: boo
 def _model_len(settings: EngineSettings, facts: Facts) -> int:
     """Return the most tokens of a text: as set, else the target's context as far as memory holds it.
 
-    Also in a small memory it is a usual length, or more if a longer text is known to come.
+    It is never below a usual length, nor below a longer text that is known to come, however small the memory is.
     """
     limit = facts.context_limit
     usual = max(DEFAULT_MODEL_LEN, facts.room_tokens, facts.longest_text)

@@ -21,7 +21,6 @@ class LoopWatch:
     """Finds where a text has repeated itself for long: the same place, in whatever pieces the text comes."""
 
     def __init__(self) -> None:
-        """Watch from the beginning of a text."""
         self._last = ""  # characters, at most those of the longest circle
         self._repeated = [0] * (_LONGEST_CIRCLE + 1)  # for each length of a circle: how many characters equalled it
 

@@ -66,7 +66,6 @@ class Bounds:
         )
 
     def __str__(self) -> str:
-        """In words."""
         low = f"at least {self.least}" if self.least is not None else f"above {self.above}" if _is(self.above) else ""
         high = f"at most {self.most}" if self.most is not None else f"below {self.below}" if _is(self.below) else ""
         if self.least is not None and self.most is not None:

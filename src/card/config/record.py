@@ -1,6 +1,6 @@
 """Records: the contributions of a folder beside the core.
 
-Each folder of `card.family`, `card.inside`, `card.theirs`, `card.tools` and `card.labs` may have a module ``record``
+Each folder of `card.family`, `card.inside`, `card.backends`, `card.tools` and `card.labs` may have a module ``record``
 with a `Record` named RECORD. Other packages name such a record as an entry point of the group ``card.methods`` or
 ``card.commands``. Reading a record is cheap: code is named as "module:name", and imported when it is used.
 """

@@ -20,7 +20,7 @@ from card.config.record import Command, Record
 from card.errors import SettingsError, did_you_mean
 
 logger = logging.getLogger(__name__)
-_GROUPS = ("theirs", "family", "inside", "tools", "labs")  # packages whose folders may have a record
+_GROUPS = ("backends", "family", "inside", "tools", "labs")  # packages whose folders may have a record
 _ENTRY_POINTS = ("card.methods", "card.commands")
 
 

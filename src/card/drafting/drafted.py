@@ -14,8 +14,8 @@ from card.tree.nodes import NewNodes
 
 V = TypeVar("V")
 NEVER = (-math.inf, 0)
-_MAX_REMEMBERED = 1024  # closed requests, and as many turned away or declined; late messages must not reopen them
-_STALE_ROUNDS = 32  # a request is stale after so many messages about each other request and none about itself
+_MAX_REMEMBERED = 1024  # closed requests, and as many refused ones, whose late messages must not reopen them
+_STALE_ROUNDS = 32  # messages about every other request, and none about this one, after which it is stale
 
 
 @dataclass(slots=True)

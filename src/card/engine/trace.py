@@ -25,7 +25,7 @@ _MICROSECONDS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something with a duration. Times are seconds of the engine's clock."""
+    """An event with a duration. Times are seconds of the engine's clock."""
 
     track: Track
     name: str
@@ -37,7 +37,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A single moment."""
+    """An event without a duration."""
 
     track: Track
     name: str

@@ -25,9 +25,9 @@ _PASS = "passes_run"  # the last part of a pass that is compiled
 
 
 class CompilerProcess:
-    """Compiles what is told, if it is not kept yet; the process begins with the first such part.
+    """Compiles requested functions whose machine code is not kept yet, in a process that the first of them starts.
 
-    At the end of its block all of it is there: this process helps, so that what follows has both cores.
+    A ``with`` block ends when all of them are compiled. Our own process compiles too at the end, so both cores work.
     """
 
     def __init__(self, *, patience_s: float = 60.0) -> None:

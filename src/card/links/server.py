@@ -168,7 +168,6 @@ class DraftServer:
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _serving(self) -> list[tuple[_Client, _Session]]:
-        """Return the clients that have sessions."""
         return [(client, client.session) for client in self._clients if client.session is not None]
 
     def _read(self) -> None:

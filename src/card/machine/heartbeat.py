@@ -41,7 +41,6 @@ class Heartbeat:
             seconds += EVERY_S
 
     def __enter__(self) -> Heartbeat:
-        """Start the thread."""
         self._thread.start()
         return self
 

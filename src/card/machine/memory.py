@@ -24,11 +24,11 @@ _WORDS = re.compile(
     r"(can't|cannot|unable to|failed to) (allocate|map segment)|(not enough|out of) memory|bad_alloc", re.IGNORECASE
 )
 _COMPILER = "libllvmlite.so"
-# A part of the address space, as /proc/self/smaps begins to tell of it: from, to, whether it may be written to, file.
+# The first line of a mapping in /proc/self/smaps: start, end, whether it is writable, file.
 _PART = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .(.).. [0-9a-f]+ \S+ \d+ *(.*)", re.MULTILINE)
-_ALL_AS_READ = f"\nAnonymous:{0:14} kB\n"  # of a part that was read from a file
-_LEAST_BYTES = 1 << 29  # with less left, a library that "cannot be found", or a thread, had no room
-# What macOS can take for something else at once: free pages, what programs may lose, and cached files.
+_ALL_AS_READ = f"\nAnonymous:{0:14} kB\n"  # no page of the mapping differs from its file
+_LEAST_BYTES = 1 << 29  # with less left, a library that cannot be loaded, or a thread that cannot start, lacked memory
+# Pages that macOS can give to a program at once: free, purgeable, and of cached files.
 _PAGES_LEFT = ("vm.page_free_count", "vm.page_purgeable_count", "vm.page_pageable_external_count")
 _KIB = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
@@ -72,7 +72,7 @@ def _advise(first: int, size: int, advice: int) -> bool:
 
 
 def unwritten_parts(library: str, maps: Path = Path("/proc/self/smaps")) -> list[tuple[int, int]]:
-    """Return address and size of those mapped parts of a library that are as its file has them; none but on Linux."""
+    """Return address and size of those mapped parts of a library that equal its file; empty where not on Linux."""
     try:
         parts = _PART.split(maps.read_text("utf-8", errors="replace"))[1:]
     except OSError:
@@ -85,7 +85,7 @@ def unwritten_parts(library: str, maps: Path = Path("/proc/self/smaps")) -> list
 
 
 def free_memory(root: Path = SYSTEM) -> int:
-    """Return the bytes that this process may still take: by the machine, by its container, and by its own limit."""
+    """Return the bytes that this process may still take: the least that machine, container and ulimit leave."""
     used = _kib_of(root / "proc/self/status")
     bounds = [_free_on_machine(root, used.get("RssFile", 0)), memory_left(root)]
     if resource is not None:

@@ -41,7 +41,6 @@ class CoreWatch:
     """Watches, from when it is made, whether this process has the cores that its threads want."""
 
     def __init__(self, root: Path = SYSTEM) -> None:
-        """Begin to watch."""
         self._root = root
         self._threads_before, self._stolen_before_s = _thread_times(root), _stolen_s(root)
 

@@ -17,7 +17,7 @@ def has_transformers() -> bool:
 
 
 def torch_module(module: str, why: str) -> Any:
-    """Return a module of `card.theirs`.
+    """Return a module of `card.backends`.
 
     Args:
         why: what asks for it, in words that precede the command which installs it.
@@ -25,4 +25,4 @@ def torch_module(module: str, why: str) -> Any:
     """
     if not has_transformers():
         raise MissingError(needs_torch(why))
-    return load_module(f"card.theirs.{module}", why)
+    return load_module(f"card.backends.{module}", why)

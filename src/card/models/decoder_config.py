@@ -24,9 +24,12 @@ class ConfigRule:
     """The rule by which the configs of an architecture are read: what no table of defaults can say."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that the table lacks
+    filled: Mapping[str, Any] = field(default_factory=dict)  # what fields have in the place of null
     older_names: Mapping[str, str] = field(default_factory=dict)  # other names of fields in published files
     width: str = "intermediate_size"  # the field with the width of the MLPs, which must be stated
     window_period: int = 0  # all but every such layer have a window, unless kinds are stated; 0: no rule
+    period_name: str | None = None  # an older field that states another period
+    window_switch: str | None = None  # the field without which a stated window counts for nothing
     turned_part: float | None = None  # share of a head that turns if none is stated
     turned_by: str | None = None  # an older field with how many channels of a head turn
     bases: Mapping[str, str] = field(default_factory=dict)  # older fields with bases of angles, by kind of layer
@@ -87,6 +90,9 @@ class DecoderConfig:
                 stated[name] = stated.pop(older)
         for name, default in fields.defaults.items():
             setattr(self, name, stated.pop(name, copy.deepcopy(default)))
+        for name, default in rule.filled.items():
+            if getattr(self, name) is None:
+                setattr(self, name, copy.deepcopy(default))
         for name, older in rule.older_names.items():
             setattr(self, older, getattr(self, name))
         self._complete(rule, stated)
@@ -97,8 +103,10 @@ class DecoderConfig:
     def _complete(self, rule: ConfigRule, others: dict[str, Any]) -> None:
         """Fill in what follows from other fields, and read the older names of the angles' settings."""
         rule.complete(self, others)
+        if rule.window_switch is not None and not getattr(self, rule.window_switch):
+            self.sliding_window = None
         if rule.window_period:
-            self.give_windows(rule.window_period)
+            self.give_windows(others.get(rule.period_name or "", rule.window_period))
         if self.head_dim is None:
             heads = self.num_attention_heads
             width = self.hidden_size

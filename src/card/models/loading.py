@@ -57,8 +57,8 @@ def load_decoder(
         dtype: "auto" as stored, or "float32", "bfloat16", "float16", "float64"; "int8" as stored, run in integers.
             A quantised GGUF file runs with its own blocks by "auto".
         device: "cpu", "cuda", "cuda:1", "mps".
-        cache_dir: where the converted weights of a GGUF file are kept for the next start; None: by the system's custom,
-            empty: nowhere.
+        cache_dir: where the converted weights of a GGUF file are kept for the next start. None means the system's cache
+            folder, an empty text nowhere.
     Returns: a `DecoderModel` where our own pass runs it, else a model of transformers.
     Raises: ModelError, one line, if it cannot be found, read or placed, or is no causal language model.
     """

@@ -12,21 +12,20 @@ Size = Literal[
     "delta_value", "delta_joined", "delta_scores"
 ]  # fmt: skip
 Biased = Literal["qkv", "out", "mlp", "experts"]
-# Norms of what a block reads, of what it adds to the hidden states, of each head's queries and keys, and of what heads
-# of the delta rule give. Then of what a token's own numbers add; and where experts stand beside an MLP, of what each
-# gives and of what the experts read.
+# Norms: of a block's input and output, of each head's queries and keys, of the output of the delta rule's heads, of
+# what a token's own numbers add; and beside an MLP, of the experts' input, and of the outputs of MLP and experts.
 NormPlace = Literal[
     "attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key", "delta_out", "input_out", "mlp_alone",
     "experts_in", "experts_out",
 ]  # fmt: skip
-# The router, the layers of each expert, those of the one that all rows take (or gate and up of it as one), and how much
-# a row takes of that one.
+# The router; the linear layers of each expert; those of the shared expert, whose gate and up may be one layer; and the
+# score that weighs the shared expert's output.
 ExpertPlace = Literal[
     "router", "gate", "up", "down", "shared_gate", "shared_up", "shared_both", "shared_down", "shared_score"
 ]  # fmt: skip
-# Factors of a layer's hidden states, of what its router reads, and of each expert's weight; what is added to scores of
-# experts for the choice; logarithms of rates of decay, and what is added to its scores; and a score of each query head
-# beside those of the positions, which has no value.
+# Factors: of a layer's hidden states, of the router's input, of each expert's weight. Biases of the experts' scores,
+# for the choice alone. Logarithms of decay rates, and biases of the scores of a step. Attention sinks: a score of each
+# query head that takes part in the softmax and has no value.
 VectorPlace = Literal["layer", "router", "experts", "expert_biases", "rates", "step_biases", "sinks"]
 
 # What makes a gate of hidden states for a token's own numbers, and what those behind it give.

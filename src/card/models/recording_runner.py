@@ -105,7 +105,7 @@ class RecordingRunner(ExactRunner):
         records.num_text = num_prefix_rows
 
     def _go_back(self, slot: int, num_prefix_rows: int, num_kept: int) -> None:
-        """Keep so many rows, of which the first are a chain, by a landmark and what is run again behind it."""
+        """Keep ``num_kept`` rows, of which the first are a chain: cut at the last landmark, and run the rest again."""
         records, tree = self._records(slot), self._cache[slot].tree
         token_ids, parents = records.token_ids[:num_kept].tolist(), tree.parents[:num_kept].tolist()
         super().keep(slot, records.reach(num_prefix_rows))

@@ -46,7 +46,6 @@ class ErrorResponse(Response):
         super().__init__(_encode(error_content(error)), error.status, self._error_headers, "application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         content = next((shape for path, shape in _OTHER_SHAPES.items() if scope["path"].startswith(path)), None)
         if content is None:
             await super().__call__(scope, receive, send)

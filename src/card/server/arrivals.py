@@ -27,7 +27,7 @@ class Arrivals:
     """The requests that have arrived and are not answered yet; what arrives while the server shuts down is refused."""
 
     def __init__(self, first_token_s: float, answer_s: float, most_bytes: int) -> None:
-        """Begin with none; each may take so long as `Deadline` says, and all together hold ``most_bytes``."""
+        """Limit the seconds of each request as `Deadline` does, and the bytes that all of them hold together."""
         self.is_open = True  # until the server shuts down
         self._limits_s = first_token_s, answer_s
         self._most_bytes, self._num_bytes = most_bytes, 0
@@ -36,7 +36,6 @@ class Arrivals:
         self._is_empty.set()
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._inside)
 
     def begin(self, client: str) -> Arrival:

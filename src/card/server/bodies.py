@@ -139,7 +139,6 @@ async def _read_bytes(request: Request) -> bytearray:
 
 
 def _first_of(errors: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> ApiError:
-    """Return the first error, in one line."""
     listed = errors.errors(include_url=False, include_context=False)
     unknown = [one for one in listed if one["type"] == "extra_forbidden"]
     error = (unknown or listed)[0]

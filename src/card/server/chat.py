@@ -20,7 +20,6 @@ from card.server.schemas import ChatRequest
 from card.server.service import Service
 from card.server.streaming import EventStream
 from card.server.tools.support import ToolPlan
-from card.server.waiting import unless_gone
 from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Said, Thoughts
 from card.tree.sampling import TokenLogprobs
 
@@ -35,10 +34,7 @@ async def chat_completions(request: Request) -> Response:
     if fields.stream:
         head = generation.stream_head("chatcmpl", "chat.completion.chunk")
         return EventStream(generation, _events(service, fields, plan, generation, head), head=head)
-    try:
-        await unless_gone(request, generation.collect())
-    finally:
-        await generation.close()
+    await generation.collect(request)
     request.state.is_large = generation.is_large((fields.top_logprobs or 0) if fields.logprobs else None)
     return await run_apart(request, _answer, service, fields, plan, generation)
 
@@ -156,7 +152,6 @@ class _Writer:
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is not known yet
 
     def events(self, choice: Choice, chunk: StreamChunk) -> bytes:
-        """Return the events of a chunk."""
         begin = b"" if self._has_begun else self._event(choice, {"role": "assistant", "content": ""})
         self._has_begun = True
         self._logprobs += content_logprobs(chunk)

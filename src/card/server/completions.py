@@ -54,11 +54,10 @@ async def completions(request: Request) -> Response:
         if fields.stream:
             head = generation.stream_head("cmpl", "text_completion")
             return EventStream(generation, _events(request, fields, generation, echoes, head), head=head)
-        await unless_gone(request, generation.collect())
+        await generation.collect(request)
     except BaseException:
         await generation.close()
         raise
-    await generation.close()
     num_echoed = fields.n * sum(len(echo.scores) for echo in echoes)
     request.state.is_large = generation.is_large(fields.logprobs, num_echoed)
     return await run_apart(request, _answer, service, fields, generation, echoes)

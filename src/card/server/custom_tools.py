@@ -152,7 +152,6 @@ class InputText:
     """Takes the text of a custom tool's input out of the arguments of its call, as they come."""
 
     def __init__(self) -> None:
-        """Begin before the arguments."""
         self._arguments = ""
         self._place: int | None = None  # in the arguments, behind what is read of the text; None: it has not begun
 

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.requests import Request
+
 from card import __version__
 from card.api.async_llm import RequestStream
 from card.api.outputs import StreamChunk
@@ -25,6 +27,7 @@ from card.server.metrics import TextRecord, request_metrics
 from card.server.prediction import Repeated
 from card.server.schemas import SamplingFields
 from card.server.service import Service
+from card.server.waiting import unless_gone
 from card.text.parts.pieces import Piece
 from card.text.parts.view import AnswerView
 
@@ -176,8 +179,17 @@ class Generation:
                     choice.repeated.push(chunk.token_ids)
                 yield choice, chunk
 
-    async def collect(self) -> None:
-        """Wait for all texts; they are in the choices' `chunks`. Raises: CardError."""
+    async def collect(self, request: Request) -> None:
+        """Wait for all texts, which are in the choices' `chunks` then, and close.
+
+        Raises: CardError; ApiError if the client disconnects meanwhile.
+        """
+        try:
+            await unless_gone(request, self._collected())
+        finally:
+            await self.close()
+
+    async def _collected(self) -> None:
         async with contextlib.aclosing(self.events()) as events:
             async for choice, chunk in events:
                 choice.chunks.append(chunk)

@@ -19,7 +19,6 @@ from card.server.infill_schemas import InfillRequest
 from card.server.params import sampling_params
 from card.server.service import Service
 from card.server.streaming import EventStream
-from card.server.waiting import unless_gone
 from card.text.infill import FilledPrompt, OtherFile
 
 _ANSWER_SHARE = 4  # one part in so many of the context is kept for the answer where other files could fill it
@@ -40,10 +39,7 @@ async def infill(request: Request) -> Response:
     writer = _Writer(service, fields, prompt, generation)
     if fields.stream:
         return EventStream(generation, writer.events(), end=b"")
-    try:
-        await unless_gone(request, generation.collect())
-    finally:
-        await generation.close()
+    await generation.collect(request)
     for choice in generation.choices:
         for chunk in choice.chunks:
             writer.texts[choice.index].add(chunk)

@@ -32,7 +32,6 @@ class Repeated:
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        """Begin before the answer."""
         self._token_ids = tuple(token_ids)
         self._place = 0  # in the prediction, behind the last repeated token
         self._latest: deque[int] = deque(maxlen=_NUM_FOUND_AGAIN)  # tokens of the answer since it differs

@@ -22,7 +22,6 @@ from card.server.response_schemas import FunctionTool, ResponsesRequest
 from card.server.service import Service
 from card.server.streaming import EventStream
 from card.server.tools.support import ToolPlan
-from card.server.waiting import unless_gone
 from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts
 
 Events = list[dict[str, Any]]
@@ -48,10 +47,7 @@ async def responses(request: Request) -> Response:
     answer = _Answer(fields, plan, generation, model)
     if fields.stream:
         return EventStream(generation, answer.events(), tell=answer.failure, end=b"")
-    try:
-        await unless_gone(request, generation.collect())
-    finally:
-        await generation.close()
+    await generation.collect(request)
     choice = generation.choices[0]
     for chunk in choice.chunks:
         answer.items.push(chunk.parts)

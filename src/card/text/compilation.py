@@ -41,7 +41,6 @@ class Charge:
     __slots__ = ("__weakref__", "num_bytes")
 
     def __init__(self, num_bytes: int) -> None:
-        """Count so many bytes."""
         self.num_bytes = num_bytes
 
 

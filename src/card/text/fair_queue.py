@@ -30,7 +30,6 @@ class FairQueue(Generic[T]):
         self._is_closed = False
 
     def __len__(self) -> int:
-        """Return how much waits."""
         with self._changed:
             return sum(map(len, self._waiting.values()))
 

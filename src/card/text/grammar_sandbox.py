@@ -228,7 +228,6 @@ class SandboxHolder:
     """The place where one thread tries grammars: its child, replaced once it has ended."""
 
     def __init__(self) -> None:
-        """Begin without a child."""
         self._lock = threading.Lock()  # so that no other thread kills a child that is being replaced
         self._sandbox: GrammarSandbox | None = None
         self._is_closed = False

@@ -24,11 +24,11 @@ Config = Mapping[str, Any]  # of tokenizer_config.json
 class TokenizerClass:
     """A class that sets parts of a tokenizer.json by itself."""
 
-    parts: Callable[[Config], Mapping[str, Any]]  # of the whole, by what tokenizer_config.json says
+    parts: Callable[[Config], Mapping[str, Any]]  # entries of tokenizer.json to replace, from tokenizer_config.json
     flags: Mapping[str, Any]  # of the BPE model
-    special_tokens: Mapping[str, str]  # where tokenizer_config.json does not name a part
-    has_unknown: bool = False  # the model has a token for what it cannot write
-    keeps_frame: bool = True  # the file's post-processor
+    special_tokens: Mapping[str, str]  # those that tokenizer_config.json may leave out
+    has_unknown: bool = False  # the model has a token for text that it cannot encode
+    keeps_frame: bool = True  # the file's post-processor stays
 
 
 def find_class(model_type: str, declared: str, *, is_byte_level: bool) -> TokenizerClass | None:

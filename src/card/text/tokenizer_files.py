@@ -161,7 +161,7 @@ def _special_tokens(stated: _Stated, kind: TokenizerClass | None) -> tuple[dict[
 
 
 def _token(given: Any) -> AddedToken:
-    """Return an added token from what a file says of it. Raises: TypeError for what is neither a text nor an object."""
+    """Return an added token as a file states it. Raises: TypeError if that is neither a text nor an object."""
     if isinstance(given, str):
         return AddedToken(given, special=True)
     if not isinstance(given, dict):

@@ -180,7 +180,6 @@ class _Held(str):
     meter: WorkMeter
 
     def __del__(self) -> None:
-        """Tell the meter."""
         self.meter.gone(len(self))
 
 

@@ -58,7 +58,7 @@ class TimeSpent:
     """Seconds that following one text's grammar has taken, and the most that it may take."""
 
     def __init__(self, limit_s: float, step_limit_s: float = TOKEN_LIMIT_S) -> None:
-        """Begin at nothing; ``limit_s``: most seconds of the whole text, ``step_limit_s`` of one step."""
+        """Take the most seconds of the whole text, ``limit_s``, and of one step, ``step_limit_s``."""
         self._limit_s, self._step_limit_s = limit_s, step_limit_s
         self._total_s = 0.0
         self._was_long = False

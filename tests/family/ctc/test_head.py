@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from card import LLM, RequestOutput, SamplingParams
+from card.backends.transformers.arrays import as_tensor
+from card.backends.transformers.loading import load_model
 from card.cli.parts.stats_line import accepted_in_words
 from card.drafting.local.protocol import Observation
 from card.engine.metrics import RequestStats
@@ -28,8 +30,6 @@ from card.family.learning.target_texts import KeptTexts, TargetTexts, write_text
 from card.models.loading import load_decoder
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.transformers.arrays import as_tensor
-from card.theirs.transformers.loading import load_model
 from tests.hidden_states import KINDS, make_model, make_runner, own_features
 from tests.pair import Pair
 from tests.pair import make_model as make_pair_model

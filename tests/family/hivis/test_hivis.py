@@ -13,6 +13,7 @@ import torch
 
 from card import LLM, RequestOutput, SamplingParams
 from card.api.prompts import PromptReader
+from card.backends.transformers.arrays import as_tensor
 from card.config import EngineSettings
 from card.errors import ModelError, SettingsError
 from card.family.hivis.head import FusedModule
@@ -27,7 +28,6 @@ from card.models.images import ImagePrompt
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.transformers.arrays import as_tensor
 from tests.pair import Pair
 from tests.seeing import asked, picture, processor_of, save_seeing
 from tests.trainings import check_a_head_goes_on, stopping

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from card.backends.transformers.arrays import as_tensor
 from card.family.hivis.head import FusedModule
 from card.family.hivis.train_hivis import unrolled
 from card.family.learning.bound_module import round_weights, scaled
@@ -19,7 +20,6 @@ from card.models.own.decoder_model import DecoderModel
 from card.models.own.fused_head import FusedFacts, FusedHead
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.transformers.arrays import as_tensor
 from tests.own_block import Checkpoint, random_checkpoint
 from tests.state_drafting import Drafting, assert_nodes_have_states_of_their_parents, assert_rounds_are_right
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from card import LLM, SamplingParams
+from card.backends.transformers.loading import load_model
 from card.errors import ModelError, PromptError
 from card.family.judges import mining
 from card.family.judges.auto import AUTO_WISH, AutoJudge, PairFacts
@@ -23,7 +24,6 @@ from card.family.learning.regression import area_range, area_under_roc, fit_ridg
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import make_runner
-from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.tiny import tiny_llama

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from card.backends.transformers.arrays import as_array, as_tensor
 from card.errors import ModelError
 from card.family.pard.state_input import SCALE, StateInput, read_layers
 from card.kernels.int8_linear import why_not_int8
@@ -18,7 +19,6 @@ from card.models.loading import load_decoder
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
-from card.theirs.transformers.arrays import as_array, as_tensor
 from tests.pair import Pair
 from tests.tiny import tiny_llama
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from card import LLM
+from card.backends.transformers.arrays import as_array, as_tensor
+from card.backends.transformers.loading import load_model
 from card.config import DraftSettings, SamplingParams
 from card.drafting.draft_writers import make_writer
 from card.drafting.drafter import DrafterWorker
@@ -34,8 +36,6 @@ from card.models.loading import load_decoder
 from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draft_of
 from card.models.protocol import NO_PARENT, Extension
 from card.models.runners import plain_runner
-from card.theirs.transformers.arrays import as_array, as_tensor
-from card.theirs.transformers.loading import load_model
 from card.tree.logits import log_softmax
 from card.tree.nodes import NewNodes
 from tests.decoding import (

@@ -25,6 +25,8 @@ from transformers import PreTrainedModel
 
 import card
 from card.api.llm import LLM
+from card.backends.transformers.arrays import as_array, as_tensor
+from card.backends.transformers.loading import load_model
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.errors import ModelError, PromptError
 from card.family.learning import target_texts
@@ -49,8 +51,6 @@ from card.models.loading import load_tokenizer
 from card.models.runner import RowRunner
 from card.models.runners import plain_runner
 from card.text.prompts import encode_chat
-from card.theirs.transformers.arrays import as_array, as_tensor
-from card.theirs.transformers.loading import load_model
 from card.tree.sampling import CHOICE_SHARPNESS
 from tests.examples import settings
 from tests.hidden_states import CHAIN, VOCAB_SIZE, assert_same, chain, make_model, make_runner, own_features

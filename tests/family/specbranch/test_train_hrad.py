@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from card.backends.transformers.loading import load_model
 from card.family.specbranch.network import CLASSES, HRad
 from card.models.facts import parameter_count
 from card.models.runners import plain_runner
-from card.theirs.transformers.loading import load_model
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 

@@ -34,11 +34,11 @@ from transformers.generation.streamers import BaseStreamer
 
 import card.hf
 import card.inside.hf.session
+from card.backends.transformers.loading import load_model
 from card.config import DraftSettings
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError, WorkerError
 from card.machine.home import Home
 from card.models.demo import DEMO_PROBLEMS, demo_folder
-from card.theirs.transformers.loading import load_model
 from tests.pair import MAX_POSITIONS, make_model, make_tokenizer
 from tests.reaching_in import sessions_of
 

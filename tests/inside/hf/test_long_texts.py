@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import card.hf
-from tests.theirs.transformers.test_long_rope import LENGTHS, LONG_ROPE, NUM_NEW, expected, long_rope_model, prompt_of
+from tests.backends.transformers.test_long_rope import LENGTHS, LONG_ROPE, NUM_NEW, expected, long_rope_model, prompt_of
 
 
 @pytest.mark.parametrize("name", LONG_ROPE)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from card.backends.transformers.loading import load_model
 from card.config import parse_parameter_count
 from card.models.inflation import inflate
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.tools.bench.datasets import parse_spec, read_datasets
 from tests.inside.onnx.running import Decoded, decode, load_engine_model, turns
 from tests.laws import NUM_NEW as NUM_SAMPLED

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from card.backends.transformers.loading import load_model
 from card.config import parse_parameter_count
 from card.models.inflation import inflate
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from tests.inside.vllm.running import run_vllm, start_vllm
 from tests.laws import NUM_NEW, NUM_TEXTS, TEMPERATURE, VOCAB_SIZE, chi_square, law_of, mixed_law, tiny_model
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card import LLM
+from card.backends.transformers.loading import load_model
 from card.config import SamplingParams
 from card.models.facts import end_token_ids
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.tools.bench.rows import CardRow
 from card.tools.bench.transformers_rows import TransformersRow, up_to_stop
 from tests.pair import Pair

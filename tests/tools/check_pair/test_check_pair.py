@@ -15,6 +15,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from card.api.llm import LLM
+from card.backends.transformers.loading import load_model
 from card.config import DraftSettings, Schedule
 from card.engine.policy.rounds import ScheduleCost
 from card.errors import PromptError
@@ -22,7 +23,6 @@ from card.machine.expert_cost import ExpertCounts
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
 from card.models.loading import load_tokenizer
-from card.theirs.transformers.loading import load_model
 from card.tools.check_pair import command as check_pair
 from card.tools.check_pair.command import MOST_MEASURING_S, examine
 from card.tools.check_pair.facts import PairReport, latencies, verdict

@@ -141,7 +141,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """A name for all of it."""
+        """The key of its entry in the file."""
         return hashlib.sha256(msgspec.json.encode(self.about, order="sorted")).hexdigest()[:32]
 
     @classmethod

@@ -12,14 +12,15 @@ from card.machine.quiet import CoreWatch
 from card.machine.threads import CoreSet, ThreadsKept, pinned
 from card.models.protocol import LanguageModel
 
-_SIZES = (4, 16, 1)  # tokens of the compared passes: those of verifications; the first alone if passes are long
-_TURN_S = 0.02  # for the passes of one side of a pair
-_MOST_PAIRS, _LEAST_PAIRS = 6, 4  # to know that fewer threads are as good
-_LIMIT_S = 0.3  # after which no further pair begins, unless fewer threads have been faster in each so far
-AS_FAST = 1.03  # fewer threads that take up to so many times as long are no slower
-_NUM_LOST = 2  # pairs in which they take longer: they are slower, which ends it
-_WON_BY = 0.95  # of the time, in the median pair: so much faster must fewer threads be to be taken
-_FEW_PAIRS = 2  # to look whether what is kept is still true
+# Passes with all threads and with fewer are timed in pairs, one after the other.
+_SIZES = (4, 16, 1)  # tokens of the compared passes, as verifications have; the first alone if passes are long
+_TURN_S = 0.02  # seconds for the passes of one side of a pair
+_MOST_PAIRS, _LEAST_PAIRS = 6, 4  # pairs in a comparison
+_LIMIT_S = 0.3  # seconds after which no further pair begins, unless fewer threads were faster in each so far
+AS_FAST = 1.03  # times as long, up to which fewer threads count as no slower
+_NUM_LOST = 2  # pairs in which fewer threads were slower, after which the comparison ends
+_WON_BY = 0.95  # of the time with all threads, in the median pair, which fewer threads must beat
+_FEW_PAIRS = 2  # pairs that check a kept result
 
 
 @dataclass(frozen=True, slots=True)

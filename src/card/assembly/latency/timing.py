@@ -110,7 +110,6 @@ class PassBench:
     """Sequences of different tokens in a model; each timed pass is undone before the next."""
 
     def __init__(self, model: LanguageModel, clock: Callable[[], float]) -> None:
-        """Begin without a sequence."""
         self.clock = clock
         self.model = model
         self._routed = model if isinstance(model, Routed) else None

@@ -111,7 +111,6 @@ def system_turn(system: str | None) -> list[dict[str, str]]:
 
 
 def _turn(text: str, images: Sequence[Path]) -> dict[str, Any]:
-    """Return a turn of the user with images and a text."""
     if not images:
         return {"role": "user", "content": text}
     shown = [{"type": "image", "image": str(path.absolute())} for path in images]

@@ -21,8 +21,8 @@ _NEW_SHARE = 0.25  # weight of the last question in the expected gain; also the 
 
 
 @dataclass(slots=True)
-class _Asked:
-    """Answers for one request."""
+class _Expectation:
+    """The expected gain of asking for candidates of one request."""
 
     asked_at: int  # round
     gain: float  # expected net tokens of a question, after the cost of its candidates
@@ -34,7 +34,7 @@ class Asking:
 
     def __init__(self) -> None:
         self._round = 0
-        self._asked: dict[int, _Asked] = {}
+        self._expected: dict[int, _Expectation] = {}
         self.was_asked = False  # any writer, in this round
 
     def begin(self) -> None:
@@ -44,7 +44,7 @@ class Asking:
 
     def budget(self, request_id: int, most: int) -> int:
         """Return how many candidates each writer is asked for in this round: 0, a few, or ``most``."""
-        asked = self._asked.get(request_id)
+        asked = self._expected.get(request_id)
         if asked is not None and self._round - asked.asked_at <= asked.pause:
             return 0
         self.was_asked = True
@@ -60,15 +60,15 @@ class Asking:
         """
         price = rate * REQUEST_S
         longest = int(len(verified) * REQUEST_S / (TRIAL_SHARE * seconds)) if seconds else 0
-        asked: dict[int, _Asked] = {}
+        asked: dict[int, _Expectation] = {}
         for one in verified:
-            known = self._asked.get(one.request_id)
+            known = self._expected.get(one.request_id)
             if known is None or self._round - known.asked_at > known.pause:
                 gain, pause = (_NEW_SHARE, 0) if known is None else (known.gain, known.pause)
                 gain += _NEW_SHARE * (_gain(one, price, rate * row_s) - gain)
-                known = _Asked(self._round, gain, 0 if gain > 2 * price else min(2 * pause or 1, longest))
+                known = _Expectation(self._round, gain, 0 if gain > 2 * price else min(2 * pause or 1, longest))
             asked[one.request_id] = known
-        self._asked = asked
+        self._expected = asked
 
 
 def _gain(one: Verified, request_price: float, row_price: float) -> float:

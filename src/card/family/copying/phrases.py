@@ -105,7 +105,6 @@ class PhraseWriter(LocalWriter):
     """
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
-        """Make the writer, without any phrase."""
         super().__init__(settings, vocab_size, tokenizer)
         self._pool = new_pool()
 

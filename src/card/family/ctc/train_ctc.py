@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from card.backends.transformers.arrays import as_tensor
 from card.config.fields import require
 from card.family.ctc.candidates import candidates_of
 from card.family.ctc.head import SlotHead
@@ -22,7 +23,6 @@ from card.family.learning.head_training import IGNORED, FitSettings, TrainedHead
 from card.family.learning.target_texts import TargetTexts
 from card.models.own.head_sizes import require_width
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_tensor
 
 _MOST_MEASURED = 512  # rows of held-out texts
 
@@ -40,7 +40,6 @@ class CtcTrainSettings(FitSettings):
     batch_size: int = 256  # rows
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         FitSettings.__post_init__(self)
         require(self.loss in LOSSES, "loss", f"one of {', '.join(LOSSES)}", self.loss)
         require(1 <= self.num_slots <= 16, "num_slots", "from 1 to 16", self.num_slots)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.backends.transformers.arrays import as_array
 from card.errors import ModelError
 from card.family.learning.bound_module import STORED_DTYPE, SavedHead
 from card.family.learning.head_layer import turned
@@ -25,7 +26,6 @@ from card.kernels.number_types import dtype_name
 from card.models.files.eagle_folder import FC, LAYER_PREFIXES, stated_config
 from card.models.files.tensor_files import write_tensors
 from card.models.own.head_sizes import EPS, ROTARY_BASE
-from card.theirs.transformers.arrays import as_array
 
 HEAD_SIZE = 64
 _NUM_SHARING = 4  # heads of queries to one of keys and values

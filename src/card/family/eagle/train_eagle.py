@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from card.backends.transformers.arrays import as_tensor
 from card.config.fields import require
 from card.family.eagle.head import EagleModule, EagleSizes
 from card.family.learning.driver import TrainingTarget
@@ -28,7 +29,6 @@ from card.models.own.exact_layers import norm_weight
 from card.models.own.layers import BlockWeight
 from card.models.runner import ExactRunner
 from card.text.tokenizer import Tokenizer
-from card.theirs.transformers.arrays import as_tensor
 
 _MLP_RATIO, _MLP_MULTIPLE = 8 / 3, 64
 
@@ -46,7 +46,6 @@ class EagleTrainSettings(FitSettings):
     checkpoint_steps: int = 10  # a step of a large target takes half a minute on two cores
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         FitSettings.__post_init__(self)
         require(self.num_steps >= 1, "num_steps", "1 or more", self.num_steps)
         require(self.num_tokens >= 1, "num_tokens", "1 or more", self.num_tokens)
@@ -175,7 +174,6 @@ def proposed_tokens(texts: TargetTexts, tokenizer: Tokenizer, num_tokens: int, v
 
 
 def _head_rows(model: DecoderModel, token_ids: list[int]) -> Floats:
-    """Return rows of a model's head, [n, D]."""
     chosen = model.lm_head.select(np.array(token_ids))
     if not isinstance(chosen.weight, BlockWeight):
         return chosen.weight.astype(np.float32)

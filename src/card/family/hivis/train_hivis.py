@@ -40,7 +40,6 @@ class HivisTrainSettings(FitSettings):
     batch_size: int = 16  # texts
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         FitSettings.__post_init__(self)
         require(1 <= self.num_steps <= 16, "num_steps", "from 1 to 16", self.num_steps)
         require(1 <= self.num_layers <= MOST_LAYERS, "num_layers", f"from 1 to {MOST_LAYERS}", self.num_layers)

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from card.backends.transformers.arrays import as_tensor
 from card.family.judges.auto import AUTO_WISH
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_tensor
 
 AT_ONCE = 16  # prompts whose texts share a pass
 _LOOKAHEAD = 16  # tokens of a text that the draft model reads at once; those after a mismatch are wasted

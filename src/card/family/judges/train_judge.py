@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from card.backends.transformers.arrays import as_array
 from card.errors import PromptError
 from card.family.judges.auto import AutoJudge, PairFacts
 from card.family.judges.mining import Mismatches
 from card.family.learning.regression import area_range, cross_validate, fit_ridge
-from card.theirs.transformers.arrays import as_array
 
 LEAST_OF_A_KIND = 5  # important and unimportant mismatches
 RECALL = 0.9  # share of the important mismatches that the default knob rejects

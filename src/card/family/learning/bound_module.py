@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.backends.transformers.arrays import as_array, as_tensor
 from card.family.learning.array_head import ArrayHead
 from card.kernels.number_types import Array
 from card.models.files.trained_file import TrainedFile
 from card.models.fingerprint import TargetSizes, target_difference
 from card.models.own.head_sizes import EPS
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_array, as_tensor
 
 STORED_DTYPE = torch.float16
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from card.backends.transformers.arrays import as_tensor
 from card.config.fields import require
 from card.errors import PromptError
 from card.family.learning.bound_module import DraftingHead, SavedHead, round_weights
@@ -17,7 +18,6 @@ from card.family.learning.fit import FitRule, StepLoss, fit
 from card.family.learning.target_texts import TargetTexts
 from card.models.fingerprint import embedding_probe, sizes_of
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_tensor
 from card.tree.nodes import ROOT, Nodes
 
 IGNORED = -100  # label of a token that a head lacks
@@ -37,7 +37,6 @@ class FitSettings:
     checkpoint_steps: int = 50  # from one checkpoint to the next
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name in ("epochs", "batch_size", "checkpoint_steps"):
             require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
 
@@ -124,7 +123,7 @@ def train(
         head_facts: facts of the head besides the target's sizes.
         examples_of: returns the examples of some texts, from embeddings [M, D] of all tokens, and places of tokens as
             of `common_tokens`.
-        run, and the other arguments and errors: as of `train_on`.
+        run: further arguments of `train_on`, which says what raises.
     """
     chosen = split_texts(texts, settings.seed)
     token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from card.backends.transformers.arrays import as_array, as_tensor
 from card.config import SamplingRule
 from card.errors import ModelError
 from card.machine.memory import is_shortage
@@ -23,7 +24,6 @@ from card.models.files.tensor_files import MappedTensors, bytes_of, write_tensor
 from card.models.images import ImagePrompt
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_array, as_tensor
 from card.tree.sampling import Sampler
 
 BATCH = 32  # texts that are written side by side, and kept in a file

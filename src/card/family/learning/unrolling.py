@@ -34,7 +34,7 @@ class ChainCounts:
     """Counts of the chains on held-out texts that are right to each depth."""
 
     def __init__(self, num_steps: int) -> None:
-        """Begin without chains of so many tokens."""
+        """Count chains of up to ``num_steps`` tokens."""
         self._right, self._seen = [0] * num_steps, [0] * num_steps
 
     @property

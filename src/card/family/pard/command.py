@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from card.backends.transformers.loading import load_model
 from card.cli.parts.files import check_can_write
 from card.cli.parts.starting import spinner
 from card.cli.parts.tables import progress_bar, table
@@ -20,7 +21,6 @@ from card.family.pard.train_pard import PardTrainSettings, TrainedDrafter, train
 from card.models.files.places import local_model
 from card.models.loading import check_pair, load_tokenizer
 from card.models.parallel_draft import is_parallel_draft
-from card.theirs.transformers.loading import load_model
 
 CHECKPOINT = "training.pt"
 _SETTINGS = ("num_tokens", "retention", "least_retention", "learning_rate", "epochs", "seed")

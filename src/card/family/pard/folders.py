@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from card.backends.transformers.loading import load_model
 from card.cli.parts.files import holds_json, parse_json_line
 from card.errors import ModelError
 from card.family.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
@@ -23,7 +24,6 @@ from card.text.chat_template import render_chat
 from card.text.lines import numbered_lines
 from card.text.prompts import encode_chat, encode_prompt, encode_rendered
 from card.text.tokenizer import Tokenizer
-from card.theirs.transformers.loading import load_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

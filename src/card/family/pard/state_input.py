@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.backends.transformers.arrays import as_array, as_tensor
 from card.family.learning.bound_module import BoundModule
 from card.kernels.number_types import Floats
 from card.models.facts import embeddings_of, vocab_size
@@ -28,7 +29,6 @@ from card.models.inflation import original_size
 from card.models.loaded_model import LoadedModel
 from card.models.own.head_sizes import EPS
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_array, as_tensor
 from card.tree.logits import FloatArray
 
 SCALE = 0.02
@@ -55,7 +55,7 @@ class StateFacts(TargetSizes):
 
 
 class StateInput(BoundModule):
-    """The layer."""
+    """A linear layer from states of the target to an embedding of the draft model."""
 
     FILE = TrainedFile("layer for target features", "card-pard-features-1", "card train pard --target-features")
     FACTS = StateFacts

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from card.backends.transformers.devices import computes_bfloat16
 from card.config.fields import require
 from card.errors import PromptError
 from card.family.learning.checkpoint import Checkpoint
@@ -22,7 +23,6 @@ from card.family.learning.fit import FitRule, StepLoss, fit
 from card.family.pard.rows import IGNORED, Document, Drop, PackedBatch, PackedRow, batch_of, kept_origins, packed_row
 from card.family.pard.teacher import Lesson, Teacher
 from card.models.parallel_draft import MOST_TOKENS
-from card.theirs.transformers.devices import computes_bfloat16
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +49,6 @@ class PardTrainSettings:
     checkpoint_steps: int = 25  # from one checkpoint to the next
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         for name, least, most in (("num_tokens", 2, MOST_TOKENS), ("epochs", 1, 1000), ("checkpoint_steps", 1, None)):
             value = getattr(self, name)
             holds = least <= value and (most is None or value <= most)

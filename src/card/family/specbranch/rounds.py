@@ -10,13 +10,13 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
+from card.backends.transformers.arrays import as_tensor
 from card.config import SamplingRule
 from card.family.learning.target_texts import WrittenText, written_texts
 from card.family.specbranch.network import ALL_ACCEPTED, ALL_REJECTED, UNDECIDED, last_states
 from card.models.candidate_scorer import CandidateScorer
 from card.models.protocol import Extension
 from card.models.runner import RowRunner
-from card.theirs.transformers.arrays import as_tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.backends.transformers.arrays import as_array, as_tensor
 from card.errors import PromptError
 from card.family.learning.fit import FitRule, StepLoss, constant_rate, fit
 from card.family.specbranch.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, log_odds
 from card.family.specbranch.rounds import Rounds, outcomes
-from card.theirs.transformers.arrays import as_array, as_tensor
 
 LEAST_PROMPTS = 3  # one each to learn from, to stop by and to test
 _HELD_OUT_SHARE = 0.1
@@ -158,7 +158,6 @@ def train_hrad(
 def _network(
     facts: HRadFacts, layers: Sequence[TensorLayer], mean: Tensor, std: Tensor, evidence: Evidence | None = None
 ) -> HRad:
-    """Return a predictor with these layers."""
     pairs = [(as_array(weight), as_array(bias)) for weight, bias in layers]
     return HRad(facts, pairs, as_array(mean), as_array(std), evidence or Evidence())
 

@@ -22,12 +22,12 @@ from transformers import (
 from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 
+from card.backends.transformers.arrays import as_array, as_tensor
+from card.backends.transformers.states import CACHE_NAMES
 from card.config import DraftSettings, SamplingParams
 from card.engine.request import Request
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.names import model_name
-from card.theirs.transformers.arrays import as_array, as_tensor
-from card.theirs.transformers.states import CACHE_NAMES
 from card.tree.logits import FloatArray
 
 _MANAGED = frozenset(  # model arguments of transformers that do not affect the text

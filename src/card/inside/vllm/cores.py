@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-# Variables by which vLLM configures OpenMP libraries, and a user vLLM.
+# Variables of the OpenMP libraries, which vLLM or its user sets, and the cores in their values.
 _BINDINGS = (
     ("KMP_AFFINITY", re.compile(r"proclist=\[([\d,]+)\]")),
     ("OMP_PLACES", re.compile(r"^\{([\d,]+)\}$")),

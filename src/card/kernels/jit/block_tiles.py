@@ -167,7 +167,7 @@ class StoredGroup:
     """A group of a panel as it is stored."""
 
     def __init__(self, builder: Builder, shape: BlockShape, group: Group) -> None:
-        """Find it, and ask for what comes behind it."""
+        """Find the parts of a group, and prefetch the group that the product takes a little later."""
         self._shape, self._at = shape, _places(builder, shape, group)
         for line in range(0, shape.group_bytes, 64):
             fetch(builder, moved(builder, self._at.group, _AHEAD + line))

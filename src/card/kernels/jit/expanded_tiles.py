@@ -40,7 +40,6 @@ class _ExpandedGroup:
     """A group of an expanded panel."""
 
     def __init__(self, builder: Builder, shape: BlockShape, group: Group) -> None:
-        """Find it."""
         [panel] = group.panels
         before = builder.mul(group.index, ir.Constant(INT, expanded_bytes(shape)))
         self._shape, self._at = shape, in_register(builder, builder.add(panel, before))

@@ -1,7 +1,6 @@
-"""Rows of experts as a thread keeps them: what each takes, those of each expert, and tiles of them.
+"""A thread's memory of its rows for a layer with experts: each row's choices, the rows of each expert, and tiles.
 
-Each row is a record of its own, as a tile of one row has it. The rows of an expert are put beside each other as tiles
-have them.
+A row is kept as a record, laid out as a tile of one row. For an expert, its rows' records are copied into one tile.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from card.kernels.jit.vectors import (
     store_float,
 )
 
-TOGETHER = 4 * MOST_ROWS  # rows of an expert that lie beside each other at once: weights come from the cache for them
+TOGETHER = 4 * MOST_ROWS  # most rows of an expert in a tile, for which its weights are read from memory once
 DOWN_PANELS = 16  # output panels of few rows that are computed before they are added
-_RECORD = GROUP + 4 + SUMS_BYTES + 4 * GROUP  # bytes of a group of a row: its bytes, its scale, its sums, and as floats
-CHOICE_BYTES, SLOT_BYTES = 16, 24  # bytes of an expert and its weight, and of a row's record, its number and its weight
+_RECORD = GROUP + 4 + SUMS_BYTES + 4 * GROUP  # bytes of a record's group: 8-bit numbers, scale, sums, floats
+CHOICE_BYTES = 16  # an expert's number, and its weight
+SLOT_BYTES = 24  # the address of a row's record, the row's number, and its weight
 _LINE = 64
 
 

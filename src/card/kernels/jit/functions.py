@@ -29,10 +29,15 @@ class Function(Operation):
 
     def __init__(self, function: Callable[..., Any], kinds: Mapping[str, Any]) -> None:
         """Take a function whose module defers annotations, which are names of ``kinds``."""
-        known = function.__globals__.items()
-        sizes = {name: len(getattr(one, "_fields", "1")) for name, one in known if is_struct(one) or is_bundle(one)}
-        flat = {name: [kind] for name, kind in kinds.items()} | {name: [INT] * size for name, size in sizes.items()}
-        *arguments, [self._result] = (flat[kind] for kind in function.__annotations__.values())
+
+        def kinds_of(name: str) -> list[Any]:
+            if name in kinds:
+                return [kinds[name]]
+            known = function.__globals__[name]
+            assert is_struct(known) or is_bundle(known), f"{name} is no kind that compiled code has"
+            return [INT] * len(getattr(known, "_fields", "1"))
+
+        *arguments, [self._result] = map(kinds_of, function.__annotations__.values())
         self._arguments = [kind for argument in arguments for kind in argument]
         self.python = function
         result = function.__globals__.get(function.__annotations__["return"])
@@ -104,7 +109,6 @@ class Entered(Function):
         self._enter = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._code.address)
 
     def __call__(self, *values: float) -> None:
-        """Run the machine code."""
         self._enter(self._layout.pack(*values))
 
 

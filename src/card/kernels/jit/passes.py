@@ -78,7 +78,6 @@ def project_heads(
     """Compute those heads of a linear layer, for some rows, that are among ``first`` to ``last`` of all.
 
     Args:
-        of: table of the decoder layer.
         count, before: heads of this linear layer, and of those before it.
     """
     padded = layer.padded_head
@@ -99,8 +98,9 @@ def add_output(
     """Add a part of what a block computes for some rows to the hidden states; return the next turn.
 
     Args:
-        norm: weight of a norm to apply first; 0 for none. It sees whole rows, so the parts are then rows.
-        factor: where a float lies that the sums are times, with such a norm; 0 for none.
+        norm: address of the weight of a norm to apply first; 0: none. A norm reads whole rows, so with one each thread
+            takes some of the rows, instead of some channels of all.
+        factor: address of a float that scales the sums, where there is a norm; 0: none.
         room: for expanded panels.
     """
     barrier, padded = table.barrier, table.padded_width

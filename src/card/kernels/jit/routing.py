@@ -148,7 +148,7 @@ def choose(experts: ExpertTable, scores: int, choice: int, room: int) -> None:
 
 @compiled
 def prepare_records(table: PassTable, takes: int, norm: int, first_row: int, num_rows: int, scratch: int) -> None:
-    """Prepare some rows as records, each of its own."""
+    """Write some rows as the experts' input, a record for each row."""
     num_groups, record = table.padded_width // GROUP, record_bytes(table)
     for row in range(num_rows):
         at = scratch + record * row

@@ -63,18 +63,18 @@ class LayerInputTable(Struct):
     """The gate of the numbers that tokens have for a layer."""
 
     gate: LinearEntry = place("makes a gate of hidden states")
-    out: LinearEntry = place("of what is behind the gate")
-    norm: int = place("weight of the norm of what that gives")
-    factor: int = place("a float that hidden states are times in place of the layer's; 0: none")
-    offset: int = place("bytes of a row of all layers' numbers that lie before these")
+    out: LinearEntry = place("reads the gated numbers")
+    norm: int = place("weight of the norm of its output")
+    factor: int = place("address of a float that scales hidden states instead of the layer's own; 0: none")
+    offset: int = place("bytes in a row of all layers' numbers before those of this layer")
 
 
 class LayerTable(Struct):
     """A layer of a decoder.
 
     A row has `heads` of queries, `kv_heads` of keys and of values, `more_heads` of a further linear layer, and room for
-    `spare_heads`. A layer with a convolution has panels of 16 channels in their place: of B, C and u, or for the delta
-    rule of what its convolution takes in, scores of beta and of the decay, and gates of the output as `more`.
+    `spare_heads`. A layer with a convolution has panels of 16 channels instead of heads: of B, C and u. Those of the
+    delta rule are the convolution's input, the scores of beta and of the decay, and the output's gates (`more`).
     """
 
     query: LinearEntry = place("makes queries")

@@ -81,7 +81,6 @@ class ThreadTeam:
     """The threads of one decoder; they end with the process or the decoder."""
 
     def __init__(self) -> None:
-        """Begin without threads."""
         self._words = (ctypes.c_int64 * _TEAM_SIZE)()
         self._address = ctypes.addressof(self._words)
         self._num_helpers = 0  # that are known to run; an interrupt can leave one more

@@ -52,7 +52,6 @@ class TargetReplica:
         logger.info("a target is ready")
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # the name that Serve asks for
-        """Return the application."""
         return self._app
 
     def check_health(self) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from card.backends.transformers.arrays import as_array, as_tensor
 from card.errors import CardError, ModelError, SettingsError, named
 from card.labs.series.data import Values, checked_series
 from card.labs.series.decoding import ForecastPair, ForecastStats, PatchModel, sample_paths
 from card.labs.series.transformer import PatchTransformer, Shape
 from card.labs.series.verify import find_rule
 from card.models.files.tensor_files import MappedTensors, write_tensors
-from card.theirs.transformers.arrays import as_array, as_tensor
 
 _FORMAT = "card-forecaster-1"
 _LEAST_CONTEXT = 2  # patches

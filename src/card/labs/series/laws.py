@@ -44,5 +44,4 @@ class Gaussian:
         return self.mean + self.std * noise
 
     def __getitem__(self, places: Any) -> Gaussian:
-        """Return the laws of some places."""
         return Gaussian(self.mean[places], self.std[places])

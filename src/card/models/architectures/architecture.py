@@ -1,8 +1,8 @@
 """Architectures of decoder-only models as data: the parts that all have, and one entry for each architecture.
 
-The passes (`card.models.own.exact_decoder`, `card.theirs.cuda.fused`) and the readers (`card.models.own.decoder_model`,
-`card.models.files.gguf`) read it; none of them asks a model's weights or its name. All have norms, a gated MLP, rotary
-embeddings, and a head that may be tied. An entry states what differs.
+The passes (`card.models.own.exact_decoder`, `card.backends.cuda.fused`) and the readers of files
+(`card.models.own.decoder_model`, `card.models.files.gguf`) read it; none of them asks a model's weights or its name.
+All have norms, a gated MLP, rotary embeddings, and a head that may be tied. An entry states what differs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,7 +74,7 @@ class Architecture:
     has_windows: bool = False  # the config may give layers a sliding window
     shapes: Callable[[Any, int], LayerShape] = stated_shape  # of each layer, by its number, without experts
     experts: ExpertRule | None = None
-    turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
+    turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer with attention turns heads
     turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
     scales_bases: bool = False  # the config may have the base of its angles times a power of a factor (alpha)
     turns_first: bool = False  # heads turn before they are normed
@@ -82,6 +82,7 @@ class Architecture:
     gives_angles_once: bool = False  # transformers' module gives each angle for one of the channels that turn by it
     turns_parts: bool = False  # the config may leave the last channels of each head as they are
     gguf: GgufMap = field(default_factory=GgufMap)
+    unbuilt: Mapping[str, str] = field(default_factory=dict)  # fields that must be null or false, and what they ask for
     why_not: Callable[[Any], str | None] = lambda config: None  # why a config asks for more than is built here
 
     @property
@@ -217,7 +218,15 @@ class Architecture:
         """Return which of the `rotary_parameters` each layer has; None for a layer that knows no positions."""
         kinds = () if "" in rotary_parameters(config) else getattr(config, "layer_types", None) or ()
         layers = range(config.num_hidden_layers)
-        return [(kinds[i] if i < len(kinds) else "") if self.turns(config, i) else None for i in layers]
+        known = [kinds[i] if i < len(kinds) else "" for i in layers]
+        return [kind if kind not in self.mixers and self.turns(config, i) else None for i, kind in enumerate(known)]
+
+    def refusal(self, config: Any) -> str | None:
+        """Return why a config asks for more than is built here; None if it does not."""
+        for name, asked in self.unbuilt.items():
+            if getattr(config, name) is not None and getattr(config, name) is not False:
+                return f"{asked} ({name})"
+        return self.why_not(config)
 
 
 def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:

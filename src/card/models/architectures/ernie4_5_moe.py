@@ -16,10 +16,6 @@ def _complete(config: Any, others: dict[str, Any]) -> None:
         config.moe_layer_end_index = config.num_hidden_layers - 1
 
 
-def _why_not(config: Any) -> str | None:
-    return "its layers have biases (use_bias)" if config.use_bias else None
-
-
 ARCHITECTURE = replace(
     ERNIE,
     model_class="Ernie4_5_MoeForCausalLM",
@@ -39,12 +35,6 @@ ARCHITECTURE = replace(
         last="moe_layer_end_index",
         period="moe_layer_interval",
     ),
-    why_not=_why_not,
-    gguf=replace(
-        ERNIE.gguf,
-        name="ernie4_5-moe",
-        sizes={
-            "moe_layer_interval": "interleave_moe_layer_step",
-        },
-    ),
+    unbuilt={"use_bias": "its layers have biases"},
+    gguf=replace(ERNIE.gguf, name="ernie4_5-moe", sizes={"moe_layer_interval": "interleave_moe_layer_step"}),
 )

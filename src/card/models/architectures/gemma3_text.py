@@ -1,25 +1,18 @@
 """Gemma 3 of text: norms of queries and keys, two kinds of angles, and five layers with a window for one without."""
 
 from dataclasses import replace
-from typing import Any
 
 from card.models.architectures.gemma2 import ARCHITECTURE as GEMMA2
 from card.models.architectures.gemma2 import NORMS
 from card.models.decoder_config import ConfigRule
 from card.models.parts import HEAD_NORMS
 
-
-def _complete(config: Any, others: dict[str, Any]) -> None:
-    """Write the kind of each layer out."""
-    config._sliding_window_pattern = others.get("sliding_window_pattern", 6)
-    config.give_windows(config._sliding_window_pattern)
-
-
 ARCHITECTURE = replace(
     GEMMA2,
     model_class="Gemma3ForCausalLM",
     config=ConfigRule(
-        complete=_complete,
+        window_period=6,
+        period_name="sliding_window_pattern",
         bases={"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"},
     ),
     caps={"logits": "final_logit_softcapping"},

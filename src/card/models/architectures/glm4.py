@@ -1,22 +1,13 @@
 """GLM-4 (0414): norms of what a block adds too, and neighbours in the first half of each head turn together."""
 
-from typing import Any
-
 from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
 from card.models.parts import LINEARS_WITH_GATE_UP, PRE_NORMS, Part
 
-
-def _complete(config: Any, others: dict[str, Any]) -> None:
-    """State the tokens that end a text."""
-    if config.eos_token_id is None:
-        config.eos_token_id = [151329, 151336, 151338]
-
-
 ARCHITECTURE = Architecture(
     model_class="Glm4ForCausalLM",
-    config=ConfigRule(turned_part=0.5, complete=_complete),
+    config=ConfigRule(filled={"eos_token_id": [151329, 151336, 151338]}, turned_part=0.5),
     biases={"qkv": "attention_bias"},
     linears=LINEARS_WITH_GATE_UP,
     norms={

@@ -21,7 +21,6 @@ from card.models.parts import (
 
 
 def _shape(config: Any, layer: int) -> LayerShape:
-    """Return the shape of a layer."""
     return replace(stated_shape(config, layer), has_head_norms=config.use_qk_norm)
 
 

@@ -37,11 +37,6 @@ def _shape(config: Any, layer: int) -> LayerShape:
     return replace(mixed_shape(config, layer), mlp_width=inner)
 
 
-def why_not(config: Any) -> str | None:
-    """Return why a config asks for more than is built here; None if it does not."""
-    return "its convolutions have biases (conv_bias)" if config.conv_bias else None
-
-
 ARCHITECTURE = Architecture(
     model_class="Lfm2ForCausalLM",
     config=ConfigRule(
@@ -70,8 +65,7 @@ ARCHITECTURE = Architecture(
     norm_eps="norm_eps",
     activation=None,
     shapes=_shape,
-    why_not=why_not,
-    turns=lambda config, layer: config.layer_types[layer] != "conv",
+    unbuilt={"conv_bias": "its convolutions have biases"},
     gguf=GgufMap(
         name="lfm2", sizes={"conv_L_cache": "shortconv.l_cache"}, constants={"block_auto_adjust_ff_dim": False}
     ),

@@ -1,18 +1,10 @@
 """OLMoE: experts, and norms of all queries and all keys at once."""
 
-from typing import Any
-
 from card.models.architectures.architecture import Architecture
 from card.models.decoder_config import ConfigRule
 from card.models.gguf_map import GgufMap
 from card.models.layer_shape import ExpertRule
 from card.models.parts import PRE_NORMS, WIDE_NORMS, expert_parts
-
-
-def why_not(config: Any) -> str | None:
-    """Return why a config asks for more than is built here; None if it does not."""
-    return None if config.clip_qkv is None else "its queries, keys and values are clipped (clip_qkv)"
-
 
 ARCHITECTURE = Architecture(
     model_class="OlmoeForCausalLM",
@@ -21,6 +13,6 @@ ARCHITECTURE = Architecture(
     expert_parts=expert_parts(),
     norms={**PRE_NORMS, **WIDE_NORMS},
     experts=ExpertRule(width="intermediate_size"),
-    why_not=why_not,
+    unbuilt={"clip_qkv": "its queries, keys and values are clipped"},
     gguf=GgufMap(name="olmoe", constants={"norm_topk_prob": False}),
 )

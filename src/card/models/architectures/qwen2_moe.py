@@ -13,7 +13,6 @@ from card.models.parts import ExpertPlace, Part, expert_parts
 
 def _complete(config: Any, others: dict[str, Any]) -> None:
     """Write the kind of each layer out; a window that is switched off is 0 there."""
-    config.mlp_only_layers = config.mlp_only_layers or []
     if not config.use_sliding_window:
         config.layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
         config.sliding_window = 0
@@ -27,7 +26,7 @@ SHARED_EXPERT: Mapping[ExpertPlace, Part] = {
 }
 ARCHITECTURE = Architecture(
     model_class="Qwen2MoeForCausalLM",
-    config=ConfigRule(complete=_complete),
+    config=ConfigRule(filled={"mlp_only_layers": []}, complete=_complete),
     biases={"qkv": "qkv_bias"},
     expert_parts={**expert_parts(), **SHARED_EXPERT},
     experts=replace(EXPERTS, shared_width="shared_expert_intermediate_size", has_shared_gate=True),

@@ -106,7 +106,6 @@ ARCHITECTURE = Architecture(
     mixers={"linear_attention": "delta_rule"},
     norm_offset=1.0,
     shapes=shape_of,
-    turns=lambda config, layer: config.layer_types[layer] != "linear_attention",
     turns_parts=True,
     why_not=_why_not,
     gguf=GgufMap(

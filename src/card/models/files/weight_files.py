@@ -17,9 +17,9 @@ from card.models.files.headers import HeaderError, StoredTensor, read_header
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_WHOLE, _OTHER_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # whose headers are not read
-# Names of fields that count layers, in the configs of all families.
+# Fields of configs, of all families, that say how often a reader repeats something.
 _LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"})
-_LISTS = ("labels", "experts")  # how fields end that make such a loop too
+_LISTS = ("labels", "experts")  # endings of other such fields
 _EXPERT_COUNTS = ("num_experts", "num_local_experts")  # fields that count the experts of a layer
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "top_k_experts")  # and those that a token takes
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..+)")  # names of weights that one expert has

@@ -19,7 +19,7 @@ class Decoder(Protocol):
 
     vocab_size: int  # V of the logits
     layout: KVLayout  # of the rows that it reads and writes
-    # Which rows of the next pass are of texts beyond a `switch_len`, [sum T]; None: there is none.
+    # [sum T], true for rows of the next pass whose text is longer than `switch_len`; None: no text is.
     long_rows: BoolArray | None
 
     @property
@@ -27,7 +27,7 @@ class Decoder(Protocol):
         """Windows of the layers, by which they see a text."""
 
     def step(self, sequence: SequenceRows, extension: Extension, offset: int) -> Any:
-        """Prepare the pass of an extension's rows, the newest ones; ``offset`` is that of their first among all."""
+        """Prepare the pass of an extension's rows, the newest ones; ``offset`` is the first one's place in the pass."""
 
     def forward(
         self,

@@ -1,6 +1,6 @@
 """A decoder of a known architecture as arrays: its config and its weights, as files have them.
 
-What is unusual in any way is not read here: `read_decoder` then returns None, and `card.theirs.transformers` loads it.
+What is unusual in any way is not read here: `read_decoder` returns None, and `card.backends.transformers` loads it.
 """
 
 from __future__ import annotations

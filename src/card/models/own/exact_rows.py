@@ -30,7 +30,7 @@ class NewRows:
 
     @property
     def num_new(self) -> int:
-        """T."""
+        """T, its rows in the pass."""
         return len(self.extension.token_ids)
 
     @property

@@ -136,7 +136,7 @@ def _router(linears: ExpertLinears) -> PackedLinear:
 
 
 def _packed(pack: Pack, each: Sequence[Mlp], factor: float) -> list[tuple[PackedLinear, PackedLinear, PackedLinear]]:
-    """Pack all experts; those of blocks share what they have no numbers of their own for."""
+    """Pack all experts; those in blocks share one array of scales and of biases, which they state nothing about."""
     made: dict[tuple[float, int], PackedLinear] = {}
 
     def one(linear: Linear, factor: float = 1.0) -> PackedLinear:

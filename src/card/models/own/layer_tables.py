@@ -105,7 +105,6 @@ class LayerTables:
         self.turn()
 
     def __len__(self) -> int:
-        """Return the number of layers."""
         return len(self.tables)
 
     @property
@@ -120,7 +119,6 @@ class LayerTables:
         return sum(self._record_size(idx) for idx in self._summing), max(taps, default=0)
 
     def _record_size(self, idx: int) -> int:
-        """Return the numbers of a layer's part of a record."""
         heads = self._heads(self.shapes[idx])
         return (heads.query + heads.spare) * heads.size
 
@@ -215,7 +213,6 @@ class LayerTables:
                 LayerTable.write(table, dict(zip(("cos", "sin"), tables[kind], strict=True)))
 
     def _table(self, idx: int, layer: DecoderLayer) -> IntArray:
-        """Pack a layer and return its table."""
         shape, kind, heads = layer.shape, self._kinds[idx], self._heads(layer.shape)
         stored = linears_of(layer, self._architecture, self._config)
         linears = self._linears(stored, shape, self._order(idx))
@@ -323,7 +320,6 @@ class LayerTables:
         return linears
 
     def _of_attention(self, stored: Linears, shape: LayerShape, order: list[int] | None) -> dict[str, PackedLinear]:
-        """Return the linear layers of attention."""
         heads = self._heads(shape)
         parts = {
             "query": (stored.query, order, heads.query),

@@ -93,7 +93,7 @@ class EmbeddedRows:
     """
 
     def __init__(self, embeddings: Weight, *, kept_bytes: int = _KEPT_BYTES) -> None:
-        """Begin with none; at most ``kept_bytes`` are kept."""
+        """Keep up to ``kept_bytes`` of rows that were read."""
         self._embeddings = embeddings
         num_rows, width = embeddings.shape
         num_kept = min(max(1, kept_bytes // (4 * width)), num_rows)

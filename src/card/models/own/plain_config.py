@@ -113,7 +113,7 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
         and architecture.gate_activation(config) in ACTIVATIONS
         and config.dtype in STORED_DTYPES
         and _has_known_layers(config, architecture)
-        and architecture.why_not(config) is None
+        and architecture.refusal(config) is None
         and isinstance(config.rope_parameters, dict)
         and set(architecture.rotary_kinds(config)) <= {None, *rotary_parameters(config)}
         and all(_is_known_rotation(one, architecture) for one in rotary_parameters(config).values())

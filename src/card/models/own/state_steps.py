@@ -20,9 +20,10 @@ from card.models.own.exact_rows import IntArray, NewRows
 from card.models.rows.pool_entries import MIN_SHARED_TOKENS
 from card.models.rows.records import Records
 
-# Rows of a chain that nobody has called text; older ones are absorbed, or each pass of a text that is never cut would
-# repeat them all. Draft models write 24 layers ahead. With chains of 20, bounds of 8, 16 and 32 rows let a text of 100
-# tokens run 747, 588 and 0 rows again after rejections, and repeat 8,178, 11,208 and 11,956 records.
+# Most rows at the end of a chain that a rejection may still remove. Older rows are absorbed into the state; otherwise
+# each pass of a text that is never cut would repeat all of them. Draft models write 24 layers ahead. With chains of 20,
+# bounds of 8, 16 and 32 rows let a text of 100 tokens run 747, 588 and 0 rows again after rejections, and repeat 8,178,
+# 11,208 and 11,956 records.
 MOST_UNSURE = 32
 
 Step = tuple[int, int, int, int, int]  # the entries of a `StepTable`

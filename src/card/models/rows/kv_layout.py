@@ -1,6 +1,6 @@
 """Layout of KV rows in memory: keys and values of all layers.
 
-The arrays are NumPy's, or those of a layout that makes others of the same behaviour (`card.theirs.transformers`).
+The arrays are NumPy's, or those of a layout that makes others of the same behaviour (`card.backends.transformers`).
 """
 
 from __future__ import annotations

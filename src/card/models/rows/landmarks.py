@@ -17,7 +17,7 @@ class Landmark:
     __slots__ = ("address", "buffer", "num_users", "numbers", "records", "state", "state_address")
 
     def __init__(self, numbers: Floats, width: int, num_needed: int, buffer: Any = None) -> None:
-        """Lie in float32 numbers: the records [num_needed, width], and behind them the state."""
+        """Take float32 numbers that hold the records [num_needed, width], and the state behind them."""
         self.numbers, self.buffer = numbers, buffer
         self.records, self.state = (
             numbers[: num_needed * width].reshape(num_needed, width),

@@ -22,7 +22,6 @@ from card.server.service import Service
 from card.server.streaming import EventStream
 from card.server.tool_schemas import decoded_arguments
 from card.server.tools.support import ToolPlan
-from card.server.waiting import unless_gone
 from card.text.parts.pieces import CallArguments, CallBegun, Content, Piece, Thoughts
 
 Events = list[dict[str, Any]]
@@ -42,10 +41,7 @@ async def messages(request: Request) -> Response:
     answer = _Answer(plan, generation, model)
     if fields.stream:
         return EventStream(generation, answer.events(), tell=_failure, end=b"", comment=_PING)
-    try:
-        await unless_gone(request, generation.collect())
-    finally:
-        await generation.close()
+    await generation.collect(request)
     for chunk in generation.choices[0].chunks:
         answer.push(chunk)
     return json_response(answer.body())

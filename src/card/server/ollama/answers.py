@@ -46,7 +46,6 @@ class LineStream(EventStream):
     """Sends the text of a generation as lines of JSON."""
 
     def __init__(self, generation: Generation, lines: AsyncGenerator[bytes, None]) -> None:
-        """Send these lines."""
         kind = "application/x-ndjson"
         super().__init__(generation, lines, tell=failure, end=b"", comment=_BLANK, media_type=kind)
 

@@ -18,7 +18,6 @@ from card.server.ollama.schemas import OllamaChatRequest, OllamaFields, OllamaGe
 from card.server.schemas import ChatRequest, CompletionRequest
 from card.server.service import Service
 from card.server.tools.support import ToolPlan
-from card.server.waiting import unless_gone
 
 _Kind = Literal["chat", "generate"]
 
@@ -78,9 +77,6 @@ async def _start_completion(request: Request, service: Service, asked: Completio
 async def _answered(request: Request, fields: OllamaFields, generation: Generation, answer: Answer) -> Response:
     if fields.stream:
         return LineStream(generation, answer.lines())
-    try:
-        await unless_gone(request, generation.collect())
-    finally:
-        await generation.close()
+    await generation.collect(request)
     request.state.is_large = generation.is_large(fields.top_logprobs if fields.logprobs else None)
     return json_response(await run_apart(request, answer.body))

@@ -75,7 +75,6 @@ class _Rules:
         return [(name, self.value(schema, f"arguments_{idx}")) for idx, (name, schema) in enumerate(self.functions)]
 
     def value(self, schema: Any, name: str = "") -> str:
-        """Return a rule for a value in JSON."""
         self._num_values += 1
         name = name or f"value_{self._num_values}"
         whole = dict(schema) if isinstance(schema, dict) else {}

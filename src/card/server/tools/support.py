@@ -124,7 +124,6 @@ class ToolSupport:
     """The formats in which one model reads the list of tools and writes calls."""
 
     def __init__(self, answers: ModelAnswers) -> None:
-        """Take the model's format."""
         self._answers = answers
         self._knows_developers = "developer" in answers.template
 

@@ -45,8 +45,8 @@ class AnswerFormat:
     may_skip: bool = False  # an answer without thoughts may begin with the mark that ends them
     calls_end_thoughts: bool = False  # thoughts go over into calls without a mark of their own
     empty_content: tuple[str, str] | None = None  # may stand between thoughts and calls
-    ends: tuple[str, ...] = ()  # tokens by which models are told whose `keeps` end a part, and not the answer
-    keeps: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()  # tokens that all models of this family have
+    keeps: tuple[str, ...] = ()  # end tokens that in these models end a part, and not the answer
 
     @property
     def writes_calls(self) -> bool:

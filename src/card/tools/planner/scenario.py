@@ -255,7 +255,6 @@ def _timed_writer(scenario: Scenario, plan: Plan, texts: ReplayedTexts, name: st
 
 
 def _draft_writer(scenario: Scenario, plan: Plan, model: ReplayedModel, *, takes_turns: bool) -> DraftWriter:
-    """Return the writer for the draft model of a plan."""
     if scenario.reads_states:
         writer: DraftWriter = load_place(_STATE_WRITER)(model, BlankInputs(), _ROOM_BYTES)
         return writer

@@ -30,7 +30,6 @@ class VirtualClock:
     now: float = 0.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
     def advance(self, seconds: float) -> None:

@@ -43,7 +43,6 @@ class DamagedError(GgufError):
     """A file that is not as its maker wrote it."""
 
     def __init__(self, what: str) -> None:
-        """Say what it is, and the next step."""
         super().__init__(f"is {what}; copy or download it again")
 
 
@@ -54,7 +53,6 @@ class LongArray:
     num_values: int
 
     def __str__(self) -> str:
-        """Return what it is, for messages."""
         return f"an array of {self.num_values} values"
 
 

@@ -102,7 +102,6 @@ class GgufFacts:
     """The metadata of one architecture."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
-        """Take a file's metadata."""
         self._metadata, self._architecture = metadata, architecture
 
     def optional(self, key: str, default: Any) -> Any:

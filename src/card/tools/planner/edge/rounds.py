@@ -155,7 +155,6 @@ class Tree:
     """The tree of a device: layers by their position in the text, each sent when it is made."""
 
     def __init__(self, times: Times, outcomes: Outcomes, place: Scenario) -> None:
-        """Begin with no layer."""
         self._times, self._luck, self._lead, self._kept_share = times, outcomes, place.lead, place.kept_share
         self._device, self._radio = VirtualClock(), VirtualClock()
         self._layers: dict[int, _TreeLayer] = {}

@@ -1,5 +1,0 @@
-"""Passes in fixed shapes for CUDA devices."""
-
-from card.config.record import Record
-
-RECORD = Record(draft_writer="card.theirs.cuda.choosing:make_writer")
