@@ -35,8 +35,8 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.backends.transformers.loading import load_model
 from card.config import SamplingParams, Schedule
 from card.drafting.draft_writers import make_writer
-from card.engine.policy.cost import PassCost
 from card.engine.request import Request
+from card.machine.pass_cost import PassCost
 from card.machine.threads import CorePlan
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner

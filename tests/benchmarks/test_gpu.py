@@ -54,7 +54,7 @@ def test_every_row_writes_the_text_of_plain_decoding(gpu: ModuleType, options: l
     [
         (["--methods", "magic"], "unknown method"),
         (["--dtype", "auto"], "--dtype"),
-        (["--target-costs", "8X"], "parameter count"),
+        (["--target-costs", "8X"], "number of parameters"),
         (["--repeats", "0"], "--repeats"),
     ],
 )

@@ -153,7 +153,7 @@ def test_keys_are_made_and_never_overwritten(tmp_path: Path) -> None:
         (["--listen", "tcp://0.0.0.0:0"], "card keys DIR"),
         (["--listen", "127.0.0.1:5555"], "must look like tcp://"),
         (["--keys", "nowhere"], "made for a server"),
-        (["--kv-cache-memory", "lots"], "a memory size must be"),
+        (["--kv-cache-memory", "lots"], "--kv-cache-memory must be a number of bytes"),
         (["--kv-cache-memory", "1K"], "KV memory must be"),
         (["--draft", "no/such/folder"], "no/such/folder"),
         (["--cores", "4096"], "cannot run on cores"),
