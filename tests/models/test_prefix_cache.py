@@ -341,7 +341,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         prefix_cache(settings, demo_runner(), is_named=False)
     with pytest.raises(SettingsError, match="prefix_cache_size"):
         EngineSettings(prefix_cache_size="1GiB")
-    with pytest.raises(SettingsError, match="a memory size"):
+    with pytest.raises(SettingsError, match="prefix_cache_size must be a number of bytes"):
         settings_of(tmp_path, prefix_cache_size="much")
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
