@@ -96,6 +96,21 @@ def test_each_class_of_rows_has_a_ratio_of_its_own():
         assert told.pass_s("turns", num_rows, 1) == pytest.approx(expected_s, rel=0.02)
 
 
+def test_a_candidate_that_fills_a_further_class_of_rows_costs_what_such_passes_were_seen_to_take():
+    told, at_start = costs(), costs()
+    for num_rows, times in ((16, 2.0), (18, 2.5)):
+        predicted_s = at_start.pass_s("off", num_rows, 16)
+        for _ in range(50):
+            told.observe("off", 1, outcome(0.1, times * predicted_s, num_requests=16, num_rows=num_rows))
+    seconds = told.pass_of("off", outcome(0, 0, num_requests=16).view)
+    for num_rows, times in ((16, 2.0), (17, 2.5), (18, 2.5)):
+        assert seconds(num_rows) == pytest.approx(times * at_start.pass_s("off", num_rows, 16), rel=0.02)
+    for _ in range(200):  # a slow moment of plain passes: more rows never seem to take less
+        told.observe("off", 1, outcome(0.1, 4 * at_start.pass_s("off", 16, 16), num_requests=16))
+    seconds = told.pass_of("off", outcome(0, 0, num_requests=16).view)
+    assert seconds(17) == seconds(16)
+
+
 def test_a_class_of_rows_that_was_not_seen_yet_takes_after_the_nearest_until_it_is():
     told, at_start = costs(), costs()
     for num_rows, times in ((1, 1.5), (32, 3.0)):

@@ -71,12 +71,22 @@ class Costs:
         return self._predicted_s(schedule, num_tokens, num_requests) * self._ratio_of(schedule, num_tokens)
 
     def pass_of(self, schedule: Schedule, view: RoundView) -> Callable[[int], float]:
-        """Return the seconds of a target pass in this round as a function of its tokens."""
-        cost, ratio = self.at_start[schedule], self._ratio_of(schedule, len(view.requests))
-        num_requests, num_rows = len(view.requests), view.num_context_rows
-        return lambda num_tokens: (
-            ratio * cost.target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
-        )
+        """Return the seconds of a target pass in this round as a function of its tokens.
+
+        Candidates may fill a further class of rows, whose passes take as long as they were seen to take: at start few
+        sizes are measured, and a line through them misses the price of a further tile.
+        """
+        target, num_requests, num_rows = self.at_start[schedule].target, len(view.requests), view.num_context_rows
+        ratios: dict[int, float] = {}  # by class of rows
+
+        def seconds(num_tokens: int) -> float:
+            size = bucket(num_tokens)
+            if size not in ratios:
+                ratios[size] = self._ratio_of(schedule, num_tokens)
+            return ratios[size] * target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
+
+        least_s = seconds(num_requests)
+        return lambda num_tokens: max(least_s, seconds(num_tokens))
 
     def row_s(self, schedule: Schedule, num_tokens: int, num_requests: int) -> float:
         """Return the seconds that one more row adds to a target pass of so many tokens: the mean of its class.
