@@ -17,6 +17,7 @@ DISCOUNT = 0.997
 # Seconds of Python around a round before any was measured: a fifth of it for each further request, as much again with
 # a drafter, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
 ROUND_S = 1.5e-4
+SOME_PASSES = 4  # what one slow pass in a class of rows weighs against: a hiccup must not end drafting
 
 
 @dataclass(slots=True)
@@ -31,6 +32,10 @@ class Ratio:
     def value(self) -> float:
         """The ratio."""
         return self.measured_s / self.predicted_s if self.predicted_s > 0 else 1.0
+
+    def beside(self, other: float, weight_s: float) -> float:
+        """Return the ratio as if another one had been seen before, over so many predicted seconds."""
+        return (self.measured_s + weight_s * other) / (self.predicted_s + weight_s)
 
     def observe(self, measured_s: float, predicted_s: float) -> None:
         """Add one pass; more than twice the expected time is a hiccup of the machine and counts as twice."""
@@ -74,16 +79,15 @@ class Costs:
         """Return the seconds of a target pass in this round as a function of its tokens.
 
         Candidates may fill a further class of rows, whose passes take as long as they were seen to take: at start few
-        sizes are measured, and a line through them misses the price of a further tile.
+        sizes are measured, and a line through them misses the price of a further tile. A few slow ones prove nothing.
         """
         target, num_requests, num_rows = self.at_start[schedule].target, len(view.requests), view.num_context_rows
-        ratios: dict[int, float] = {}  # by class of rows
+        plain = self._ratio_of(schedule, num_requests)
 
         def seconds(num_tokens: int) -> float:
-            size = bucket(num_tokens)
-            if size not in ratios:
-                ratios[size] = self._ratio_of(schedule, num_tokens)
-            return ratios[size] * target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
+            predicted_s = target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
+            seen = self._target.get((schedule == "beside", bucket(num_tokens)))
+            return predicted_s * (seen.beside(plain, SOME_PASSES * predicted_s) if seen else plain)
 
         least_s = seconds(num_requests)
         return lambda num_tokens: max(least_s, seconds(num_tokens))
