@@ -33,7 +33,7 @@ class Ratio:
         """The ratio."""
         return self.measured_s / self.predicted_s if self.predicted_s > 0 else 1.0
 
-    def beside(self, other: float, weight_s: float) -> float:
+    def blend(self, other: float, weight_s: float) -> float:
         """Return the ratio as if another one had been seen before, over so many predicted seconds."""
         return (self.measured_s + weight_s * other) / (self.predicted_s + weight_s)
 
@@ -87,7 +87,7 @@ class Costs:
         def seconds(num_tokens: int) -> float:
             predicted_s = target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
             seen = self._target.get((schedule == "beside", bucket(num_tokens)))
-            return predicted_s * (seen.beside(plain, SOME_PASSES * predicted_s) if seen else plain)
+            return predicted_s * (seen.blend(plain, SOME_PASSES * predicted_s) if seen else plain)
 
         least_s = seconds(num_requests)
         return lambda num_tokens: max(least_s, seconds(num_tokens))
