@@ -110,7 +110,7 @@ def test_a_candidate_that_fills_a_further_class_of_rows_costs_what_such_passes_w
     see(16, plain_s, 50)
     assert seconds(18) == pytest.approx(more_s)
     see(18, 2 * more_s, 1)
-    assert seconds(18) < 1.3 * more_s, "one slow pass proves little"
+    assert seconds(18) == pytest.approx(1.5 * more_s), "one slow pass counts half"
     see(18, 2 * more_s, 100)
     assert seconds(18) == pytest.approx(2 * more_s, rel=0.05)
     assert seconds(16) == pytest.approx(plain_s)

@@ -17,7 +17,6 @@ DISCOUNT = 0.997
 # Seconds of Python around a round before any was measured: a fifth of it for each further request, as much again with
 # a drafter, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
 ROUND_S = 1.5e-4
-SOME_PASSES = 4  # what one slow pass in a class of rows weighs against: a hiccup must not end drafting
 
 
 @dataclass(slots=True)
@@ -79,7 +78,7 @@ class Costs:
         """Return the seconds of a target pass in this round as a function of its tokens.
 
         Candidates may fill a further class of rows, whose passes take as long as they were seen to take: at start few
-        sizes are measured, and a line through them misses the price of a further tile. A few slow ones prove nothing.
+        sizes are measured, and a line through them misses the price of a further tile. A hiccup in the first one must not end drafting.
         """
         target, num_requests, num_rows = self.at_start[schedule].target, len(view.requests), view.num_context_rows
         plain = self._ratio_of(schedule, num_requests)
@@ -87,7 +86,7 @@ class Costs:
         def seconds(num_tokens: int) -> float:
             predicted_s = target.seconds(num_tokens, num_requests, num_rows, self._num_experts(num_tokens))
             seen = self._target.get((schedule == "beside", bucket(num_tokens)))
-            return predicted_s * (seen.blend(plain, SOME_PASSES * predicted_s) if seen else plain)
+            return predicted_s * (seen.blend(plain, predicted_s) if seen else plain)
 
         least_s = seconds(num_requests)
         return lambda num_tokens: max(least_s, seconds(num_tokens))
