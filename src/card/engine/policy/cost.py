@@ -78,7 +78,8 @@ class Costs:
         """Return the seconds of a target pass in this round as a function of its tokens.
 
         Candidates may fill a further class of rows, whose passes take as long as they were seen to take: at start few
-        sizes are measured, and a line through them misses the price of a further tile. A hiccup in the first one must not end drafting.
+        sizes are measured, and a line through them misses the price of a further tile. A hiccup in the first one must
+        not end drafting.
         """
         target, num_requests, num_rows = self.at_start[schedule].target, len(view.requests), view.num_context_rows
         plain = self._ratio_of(schedule, num_requests)
