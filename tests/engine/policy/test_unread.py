@@ -74,6 +74,8 @@ def test_what_is_copied_makes_no_answer_worth_reading_as_drafts_cannot_save_it()
         for idx in range(16):
             wrote(texts, asked(10 + idx, 5), 400, num_rounds=num_rounds, is_over=True)
         assert (texts.worth([request], 5e-3) == [request]) == is_worth_it
+    wrote(texts, request, 300, num_rounds=30)
+    assert texts.worth([request], 5e-3) == [], "it is long, and will take no more rounds than the others"
 
 
 def test_texts_are_begun_as_far_as_the_time_allows_and_a_long_one_in_pieces() -> None:
