@@ -127,17 +127,23 @@ def test_a_context_of_two_tokens_is_enough_to_measure(max_model_len: int) -> Non
     assert len(cost.points) >= 2 and cost.seconds(1) > 0.0
 
 
-def test_a_slow_model_is_timed_with_1_and_8_tokens_only() -> None:
-    model = TimedModel(lambda tokens, sequences, rows: 1.0 + 0.125 * tokens)
+def test_a_slow_model_is_timed_up_to_the_first_row_of_a_second_tile_only() -> None:
+    model = TimedModel(lambda tokens, sequences, rows: 1.0 + 0.125 * tokens + (tokens > 16))
     cost = measure_pass_cost(model, clock=model.clock, time_limit_s=1.5)
-    assert cost == PassCost(((1, 1.125), (8, 2.0)))
-    assert model.num_forward_passes == 5  # the prefix, and two of each
+    assert cost == PassCost(((1, 1.125), (16, 3.0), (17, 4.125))), "8 is on the line from 1 to 16"
+    assert model.num_forward_passes == 9  # the prefix, and two of each
+
+
+def test_a_pass_that_ran_to_warm_up_is_timed_at_once() -> None:
+    model = TimedModel(lambda tokens, sequences, rows: 0.01 + 1.0 * (tokens > 8))
+    measure_pass_cost(model, clock=model.clock, time_limit_s=0.25)
+    assert model.num_forward_passes == 9  # the prefix, 17 to warm up, two of 1, 8 and 16, one of 17
 
 
 def test_a_few_tokens_are_timed_before_many_as_one_request_has_few() -> None:
     model = TimedModel(lambda tokens, sequences, rows: 0.1 + 0.01 * max(0, tokens - 3), max_model_len=100)
     cost = measure_pass_cost(model, clock=model.clock, max_sequences=1, time_limit_s=1.8)
-    assert [num_tokens for num_tokens, _ in cost.points] == [1, 4, 8, 16]
+    assert [num_tokens for num_tokens, _ in cost.points] == [1, 4, 16, 17]
     assert cost.seconds(4) == pytest.approx(0.11), "a line from 1 to 8 would say 0.12"
 
 
@@ -158,7 +164,7 @@ def test_passes_of_every_size_that_a_round_may_have_run_before_any_counts() -> N
 def test_measuring_ends_soon_after_its_time_limit(pass_s: float, time_limit_s: float) -> None:
     model = TimedModel(lambda tokens, sequences, rows: pass_s)
     measure_pass_cost(model, clock=model.clock, time_limit_s=time_limit_s)
-    assert model.now_s <= time_limit_s / 2 + max(time_limit_s, 5 * pass_s) + 5 * pass_s
+    assert model.now_s <= time_limit_s / 2 + max(time_limit_s, 8 * pass_s) + 5 * pass_s
 
 
 @pytest.mark.parametrize("max_slots", [1, 2, 5])
@@ -282,11 +288,11 @@ def test_a_pass_that_is_concave_in_its_rows_is_measured_as_it_is() -> None:
     assert cost.per_sequence_s == pytest.approx(0.0, abs=1e-6), "sequences of one token bring experts, and nothing else"
 
 
-def test_a_slow_model_with_experts_is_priced_by_two_passes() -> None:
+def test_a_slow_model_with_experts_is_priced_by_four_passes() -> None:
     model = RoutedTable(1, vocab_size=5000)
     model.seconds_of = 0.1, 0.02, 0.0
     cost = measure_pass_cost(model, clock=model.clock, time_limit_s=0.5)
-    assert [size for size, _ in cost.points] == [1, 8]
+    assert [size for size, _ in cost.points] == [1, 4, 8, 16]
     assert cost.seconds(4) == pytest.approx(0.1 + 0.02 * ExpertUse(cost.experts).expected(4))
 
 

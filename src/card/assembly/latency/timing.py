@@ -18,9 +18,10 @@ from card.models.runner import RowRunner
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none
 _LONG_CONTEXT_ROWS = 512
 _WARMED_TOKENS = 17  # passes of up to so many tokens run once before any is timed: rounds have those of every size
-# Tokens of the passes that say most, if time runs out: one request has few, and from 16 on seconds grow evenly.
-# Evidence: with AVX2, 4 rows of a model of 0.5 B take 30 ms, where a line from 1 to 8 says 37; 64 take half a second.
-_FIRST_SIZES = (1, 8, 4, 16, 17)
+# Tokens of the passes that say most, if time runs out. The first four are timed in any case: without 16 and 17 a batch
+# of 16 takes a 17th row for one of the same tile. Evidence: 4 rows of a model of 0.5 B take 30 ms with AVX2, where a
+# line from 1 to 8 says 37; 64 take half a second.
+_FIRST_SIZES, _NUM_NEEDED = (1, 8, 16, 17, 4), 4
 # Rows are multiplied in tiles of 16, so the first row of another tile costs much and the next ones little. Evidence:
 # 85 ms for 16 rows, 107 for 17, 110 for 18, 143 for 32, 163 for 33 (Qwen2.5-Coder 1.5 B, Q4_K_M, Xeon with AMX).
 _BEHIND_TILES = (17, 33)
@@ -52,8 +53,8 @@ def measure_pass_cost(
         max_tokens: most new tokens of a timed pass, 2 or more.
         max_sequences: most sequences in a timed pass.
         time_limit_s: no untimed pass of any size begins after half of it, and from then on no new pass after so long,
-            once those of 1 and of 8 tokens have been timed. Sequences and context cost nothing in the result if time
-            was up before their turn.
+            once those of 1, 8, 16 and 17 tokens have been timed. Sequences and context cost nothing in the result if
+            time was up before their turn.
     Raises: CapacityError if the model has no room for a single sequence; SettingsError if it allows one token only.
     """
     bench = PassBench(model, clock)
@@ -69,7 +70,7 @@ def measure_pass_cost(
             started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
         )
         sizes = _sizes(most, () if bench.is_routed else _BEHIND_TILES)
-        fastest_s = bench.fastest([TimedPass((slot,), size) for size in sizes], until_points, num_needed=2)
+        fastest_s = bench.fastest([TimedPass((slot,), size) for size in sizes], until_points, _NUM_NEEDED)
         points = sorted((timed.num_tokens, seconds) for timed, seconds in fastest_s.items())
         experts = bench.experts_of(fastest_s)
         cost = PassCost(_with_steps(points)) if experts is None else PassCost(tuple(points), experts=experts)
@@ -117,6 +118,7 @@ class PassBench:
         self._texts: dict[int, list[int]] = {}  # of each sequence, as long as it has room for
         self._draw = random.Random(_SEED)
         self._num_read: dict[TimedPass, int] = {}  # distinct experts
+        self._ran: set[TimedPass] = set()
 
     def open(self, num_rows: int) -> int:
         """Open a sequence of so many rows at most. Raises: CapacityError if there is no room for it."""
@@ -170,13 +172,14 @@ class PassBench:
                 is_new = timed not in best
                 if self.clock() >= until and not (is_new and idx < num_needed):
                     return best
-                if is_new:
+                if timed not in self._ran:
                     self.run_s(timed)  # the first of its shape may compile, allocate or fill caches
                 best[timed] = min(best.get(timed, math.inf), self.run_s(timed))
         return best
 
     def run_s(self, timed: TimedPass) -> float:
         """Return the seconds of one pass, which is undone."""
+        self._ran.add(timed)
         extensions = [self._chain(slot, timed.num_tokens) for slot in timed.slots]
         started = self.clock()
         logits = self.model.forward([self._with_inputs(one) for one in extensions])
