@@ -103,6 +103,14 @@ def test_after_any_number_of_plain_rounds_drafter_and_replica_hold_the_text_agai
     assert link.status.state == "up"
 
 
+def test_a_policy_is_told_how_much_context_the_tokens_of_prompts_had() -> None:
+    engine = engine_of(toy_target(1), None, ["off"], prefill_chunk=4)
+    run_all(engine, {0: [request(0)], 2: [request(1), request(2)]})
+    views = [outcome.view for _, outcome in policy_of(engine).outcomes]
+    read = [(one.num_prompt_tokens, one.num_prompt_pairs) for one in views if one.num_prompt_tokens]
+    assert read == [(5, 0), (4, 0), (4, 2 * 4 + 2 * 0), (4, 4 * 2), (1, 1 * 6)]
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the calls of all that is done for a drafter."""

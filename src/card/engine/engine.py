@@ -157,7 +157,7 @@ class Engine:
         self._drafter.follow(self._policy.schedule, self._calls.beam_width())
         work = self._queue.plan_prefill()
         drafting, decoding = self._in_phases()
-        view = self._view(decoding, sum(one.num_prompt_tokens for one in work), failures)
+        view = self._view(decoding, work, failures)
         view = self._after_turn(view, decoding)
         offers = self._offers(view, decoding, failures)
         self._asked.count(
@@ -243,7 +243,7 @@ class Engine:
             (drafting if sequence.can_draft_itself and not is_due else verifying).append(one)
         return drafting, verifying
 
-    def _view(self, decoding: list[LiveRequest], num_prompt_tokens: int, failures: Failures) -> RoundView:
+    def _view(self, decoding: list[LiveRequest], reading: list[Work], failures: Failures) -> RoundView:
         """Return the policy's view of a round before any drafting."""
         takes_turns, is_off = self._drafter.takes_turns, self._policy.schedule == "off"
         undrafted = list[Nodes]()
@@ -251,12 +251,13 @@ class Engine:
             undrafted = [self._query(one.sequence, failures, asks_drafter=False) for one in decoding]
         return RoundView(
             requests=[one.sequence.request for one in decoding],
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=sum(one.num_prompt_tokens for one in reading),
             num_context_rows=sum(one.sequence.num_rows for one in decoding),
             takes_turns=takes_turns,
             layers_per_pass=self._drafter.link.layers_per_pass,
             undrafted=undrafted,
             num_short=0 if takes_turns or is_off else num_short(self._drafter, decoding),
+            num_prompt_pairs=sum(one.num_prompt_tokens * one.sequence.num_rows for one in reading),
         )
 
     def _after_turn(self, view: RoundView, decoding: list[LiveRequest]) -> RoundView:

@@ -153,6 +153,43 @@ def test_passes_that_read_prompts_besides_say_nothing_of_others():
     assert told.pass_s("off", 1, 1) == pytest.approx(7e-3)
 
 
+def see_prompts(told: Costs, *contexts: int, num_tokens: int = 512, pair_s: float = 1e-6) -> None:
+    """Show passes that read prompts behind contexts of these lengths: 1 ms a token, and so long each of its pairs."""
+    for num_rows in contexts:
+        pairs = num_tokens * num_rows
+        view = replace(outcome(0, 0, 0).view, num_prompt_tokens=num_tokens, num_prompt_pairs=pairs)
+        told.observe_prompts(outcome(1, 1e-3 * num_tokens + pair_s * pairs, 0, view=view))
+
+
+def behind(num_rows: int) -> RoundView:
+    return replace(outcome(0, 0).view, num_context_rows=num_rows)
+
+
+def test_candidates_behind_a_long_text_cost_what_reading_it_showed():
+    told = costs()
+    see_prompts(told, 0, 512, 1024, 1536)
+    for num_rows in (100, 2000):
+        pass_s = told.pass_of("off", behind(num_rows))
+        assert pass_s(1) == pytest.approx(7e-3), "a row alone waits for memory"
+        assert pass_s(9) == pytest.approx(11e-3 + 8 * num_rows * 1e-6)
+        assert told.row_s("off", 1, 1) == pytest.approx(5e-4 + num_rows * 1e-6)
+    for _ in range(50):
+        took_s = 11e-3 + 8 * 2000 * 1e-6
+        told.observe("off", 1, outcome(took_s, took_s, num_rows=9, view=behind(2000)))
+    assert told.pass_of("off", behind(100))(9) == pytest.approx(11e-3 + 8 * 100 * 1e-6), "that was no slow machine"
+
+
+@pytest.mark.parametrize(
+    ("contexts", "num_tokens"),
+    [((700, 700, 690), 512), ((0, 30, 60), 512), ((0, 2000), 20)],
+    ids=["equal contexts", "short contexts", "few tokens"],
+)
+def test_passes_that_do_not_show_what_context_costs_say_nothing(contexts, num_tokens):
+    told = costs()
+    see_prompts(told, *contexts, num_tokens=num_tokens)
+    assert told.pass_of("off", behind(2000))(9) == pytest.approx(11e-3)
+
+
 # ---- experts --------------------------------------------------------------------------------------------------------
 
 

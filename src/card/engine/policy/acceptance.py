@@ -115,12 +115,13 @@ class Agreement:
         """
         self._lasts = lasts
         self._unsure, self._sure = _Claims(0.25), _Claims(0.75)  # claims below one half, and others
+        self._lasting = [FIRST_AGREEMENT * LASTING_COUNT, LASTING_COUNT]  # agreed, compared
         self.num_compared = 0
-        self.recall(FIRST_AGREEMENT)
 
     def recall(self, agreement: float) -> None:
-        """Start from this share as the lasting evidence of the pair."""
-        self._lasting = [agreement * LASTING_COUNT, LASTING_COUNT]  # agreed, compared
+        """Start from this share as the lasting evidence of the pair: so many of its tokens were compared before."""
+        self._lasting = [agreement * LASTING_COUNT, LASTING_COUNT]
+        self.num_compared = round(LASTING_COUNT)
 
     @property
     def lasting(self) -> float:

@@ -58,6 +58,7 @@ class RoundView:
     has_drafted: bool = False  # the drafter had its turn
     passes: Sequence[tuple[int, float]] = ()  # of that turn: number of requests that got candidates, seconds
     waited_s: float = 0.0  # for the drafter
+    num_prompt_pairs: int = 0  # of a prompt token of the pass and a row that its request held before
 
 
 @dataclass(frozen=True, slots=True)
