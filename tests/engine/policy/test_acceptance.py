@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from card.engine.policy.acceptance import FIRST_AGREEMENT, Acceptance, Chances
+from card.engine.policy.acceptance import FIRST_AGREEMENT, Acceptance, Agreement, Chances
 from card.engine.request import Verified
 from card.tree.nodes import NO_NODES, Nodes
 from tests.examples import settings
@@ -165,6 +165,13 @@ def test_rounds_that_compare_nothing_bring_back_what_the_draft_model_was_all_alo
     assert all(now > then for now, then in zip(lasting, fallen, strict=True))
     assert FIRST_AGREEMENT - 0.15 < lasting[0] < FIRST_AGREEMENT, "a few wrong places are bad luck"
     assert lasting[0] > 2 * lasting[1] > 4 * lasting[2], "many are no luck"
+
+
+def test_a_pair_of_earlier_runs_is_hoped_to_exceed_what_it_showed_by_less_than_a_new_one() -> None:
+    new, known = Agreement(), Agreement()
+    known.recall(new.value)
+    assert known.value == new.value
+    assert new.value + 0.05 < known.hoped < new.hoped - 0.05
 
 
 def test_a_new_text_lets_what_was_seen_of_old_ones_count_for_less_the_more_of_the_batch_it_is() -> None:
