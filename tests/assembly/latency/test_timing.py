@@ -130,7 +130,7 @@ def test_a_context_of_two_tokens_is_enough_to_measure(max_model_len: int) -> Non
 def test_a_slow_model_is_timed_up_to_the_first_row_of_a_second_tile_only() -> None:
     model = TimedModel(lambda tokens, sequences, rows: 1.0 + 0.125 * tokens + (tokens > 16))
     cost = measure_pass_cost(model, clock=model.clock, time_limit_s=1.5)
-    assert cost == PassCost(((1, 1.125), (16, 3.0), (17, 4.125))), "8 is on the line from 1 to 16"
+    assert cost == PassCost(((1, 1.125), (16, 3.0), (17, 4.125), (18, 4.25))), "8 is on the line from 1 to 16"
     assert model.num_forward_passes == 9  # the prefix, and two of each
 
 
@@ -143,7 +143,7 @@ def test_a_pass_that_ran_to_warm_up_is_timed_at_once() -> None:
 def test_a_few_tokens_are_timed_before_many_as_one_request_has_few() -> None:
     model = TimedModel(lambda tokens, sequences, rows: 0.1 + 0.01 * max(0, tokens - 3), max_model_len=100)
     cost = measure_pass_cost(model, clock=model.clock, max_sequences=1, time_limit_s=1.8)
-    assert [num_tokens for num_tokens, _ in cost.points] == [1, 4, 16, 17]
+    assert [num_tokens for num_tokens, _ in cost.points] == [1, 4, 16, 17, 18]
     assert cost.seconds(4) == pytest.approx(0.11), "a line from 1 to 8 would say 0.12"
 
 
@@ -261,6 +261,13 @@ def test_the_first_row_of_another_tile_is_known_to_cost_more_than_the_next_ones(
     assert first == pytest.approx(4.1e-3) and next_ < 0.1 * first
     assert cost.seconds(33) - cost.seconds(32) == pytest.approx(4.1e-3)
     assert [cost.seconds(size) for size in (1, 16, 32, 64)] == pytest.approx([tiled(n, 1, 8) for n in (1, 16, 32, 64)])
+
+
+def test_rows_behind_the_last_measured_step_cost_no_further_step_each() -> None:
+    model = TimedModel(lambda size, *_: 0.5 + 0.4 * -(-size // 16) + 0.04 * size, max_model_len=100)
+    cost = measure_pass_cost(model, clock=model.clock, time_limit_s=0.25)
+    assert cost.seconds(17) - cost.seconds(16) == pytest.approx(0.44)
+    assert cost.seconds(32) - cost.seconds(17) == pytest.approx(15 * 0.04)
 
 
 def test_a_step_that_something_else_made_is_no_higher_than_the_next_tile() -> None:

@@ -227,7 +227,7 @@ def _hull(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
 def _with_steps(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Return the lower convex hull of all points but those behind a tile, and these as far as they stand above it.
 
-    No step is higher than what the whole next tile takes.
+    No step is higher than what the whole next tile takes. Behind the last one rows cost what they did before it.
     """
     hull = _hull([(size, seconds) for size, seconds in points if size not in _BEHIND_TILES])
     if len(hull) < 2:
@@ -238,6 +238,7 @@ def _with_steps(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float],
         if size in _BEHIND_TILES and seconds > smooth.seconds(size):
             stepped[size - 1] = smooth.seconds(size - 1)
             stepped[size] = min(seconds, smooth.seconds(2 * size - 2))
+            stepped.setdefault(size + 1, stepped[size] + smooth.seconds(size + 1) - smooth.seconds(size))
     return tuple(sorted(stepped.items()))
 
 
