@@ -13,7 +13,7 @@ from card.errors import CapacityError, SettingsError
 from card.kernels.number_types import Floats
 from card.machine.expert_cost import ExpertUse
 from card.machine.pass_cost import PassCost
-from card.models.protocol import Extension
+from card.models.protocol import Extension, Routed
 from tests.assembly.latency.timed_model import TimedModel
 from tests.examples import settings
 from tests.routed import RoutedTable
@@ -261,6 +261,20 @@ def test_the_first_row_of_another_tile_is_known_to_cost_more_than_the_next_ones(
     assert first == pytest.approx(4.1e-3) and next_ < 0.1 * first
     assert cost.seconds(33) - cost.seconds(32) == pytest.approx(4.1e-3)
     assert [cost.seconds(size) for size in (1, 16, 32, 64)] == pytest.approx([tiled(n, 1, 8) for n in (1, 16, 32, 64)])
+
+
+class Dense(TimedModel):
+    """A model that can say which experts it read, as our own runner can, and has none."""
+
+    experts = None
+    experts_read = 0
+
+
+def test_a_model_without_experts_has_its_steps_measured_whatever_its_runner_could_count() -> None:
+    model = Dense(tiled, max_model_len=100)
+    assert isinstance(model, Routed)
+    cost = measure_pass_cost(model, clock=model.clock, max_sequences=1, time_limit_s=1000.0)
+    assert cost.seconds(17) - cost.seconds(16) == pytest.approx(4.1e-3)
 
 
 def test_rows_behind_the_last_measured_step_cost_no_further_step_each() -> None:

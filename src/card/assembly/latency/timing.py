@@ -113,7 +113,7 @@ class PassBench:
     def __init__(self, model: LanguageModel, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.model = model
-        self._routed = model if isinstance(model, Routed) else None
+        self._routed = model if isinstance(model, Routed) and model.experts is not None else None
         self._inputs = model.block_inputs if isinstance(model, RowRunner) else None
         self._texts: dict[int, list[int]] = {}  # of each sequence, as long as it has room for
         self._draw = random.Random(_SEED)
@@ -137,8 +137,7 @@ class PassBench:
 
     def experts_of(self, passes: Iterable[TimedPass]) -> ExpertCounts | None:
         """Return the distinct experts that these passes read; None for a model without any."""
-        facts = self._routed.experts if self._routed is not None else None
-        if facts is None:
+        if self._routed is None or (facts := self._routed.experts) is None:
             return None
         return ExpertCounts(
             num_experts=facts.num_expert_layers * facts.num_experts,
