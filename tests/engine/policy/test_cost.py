@@ -154,11 +154,12 @@ def test_passes_that_read_prompts_besides_say_nothing_of_others():
 
 
 def see_prompts(told: Costs, *contexts: int, num_tokens: int = 512, pair_s: float = 1e-6) -> None:
-    """Show passes that read prompts behind contexts of these lengths: 1 ms a token, and so long each of its pairs."""
+    """Show passes that read prompts behind contexts of these lengths: 1 ms a row, and so long each of its pairs."""
     for num_rows in contexts:
         pairs = num_tokens * num_rows
         view = replace(outcome(0, 0, 0).view, num_prompt_tokens=num_tokens, num_prompt_pairs=pairs)
-        told.observe_prompts(outcome(1, 1e-3 * num_tokens + pair_s * pairs, 0, view=view))
+        took_s = told.at_start["off"].target.seconds(1) + 1e-3 * num_tokens + pair_s * pairs
+        told.observe_prompts("off", outcome(1, took_s, 0, view=view))
 
 
 def behind(num_rows: int) -> RoundView:
@@ -177,6 +178,18 @@ def test_candidates_behind_a_long_text_cost_what_reading_it_showed():
         took_s = 11e-3 + 8 * 2000 * 1e-6
         told.observe("off", 1, outcome(took_s, took_s, num_rows=9, view=behind(2000)))
     assert told.pass_of("off", behind(100))(9) == pytest.approx(11e-3 + 8 * 100 * 1e-6), "that was no slow machine"
+
+
+def test_rows_beyond_the_measured_sizes_cost_what_those_of_prompts_do():
+    told = costs()
+    see_prompts(told, 0, 512, 1024, pair_s=0.0)
+    pass_s = told.pass_of("off", behind(100))
+    assert pass_s(64) == pytest.approx(7e-3 + 63 * 5e-4)
+    assert pass_s(100) - pass_s(64) == pytest.approx(36 * 1e-3)
+    routed = with_experts()
+    before_s = routed.pass_s("off", 300, 1)
+    see_prompts(routed, 0, pair_s=0.0)
+    assert routed.pass_s("off", 300, 1) == before_s, "further rows find most experts read"
 
 
 @pytest.mark.parametrize(

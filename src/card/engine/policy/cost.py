@@ -45,8 +45,8 @@ class Ratio:
             self.predicted_s = DISCOUNT * self.predicted_s + predicted_s
 
 
-class PairCost:
-    """Seconds of a further row of a pass for each row of context, from the prompts read; fading.
+class PromptCost:
+    """Seconds of a row of a long pass, and of each row of context with it, from the prompts read; fading.
 
     Rows that verify candidates compute with all of the context, as those of a prompt do. A pass of one row does not
     show that, as it waits for memory. Evidence: behind 5,000 tokens a pass of 16 rows takes 145 ms and one of a single
@@ -55,18 +55,24 @@ class PairCost:
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # of a pair: the slope of the least-squares line; 0 while all contexts were about as long
+        self.row_s = 0.0  # of a row without context; 0 until a prompt was read
+        self.pair_s = 0.0  # of a row and one of its context; 0 while all contexts were about as long
         self._sums: tuple[float, ...] = (0.0,) * 5  # of 1, x, y, x * x and x * y
 
     def observe(self, num_tokens: int, num_pairs: int, seconds: float) -> None:
-        """Add a pass that only read so many tokens of prompts, with so many pairs of a token and an earlier row."""
+        """Add a pass that only read so many tokens of prompts, with so many pairs of a token and an earlier row.
+
+        Args:
+            seconds: beyond those of a pass of one row.
+        """
         if num_tokens < _CHUNK:
             return
         x, y = num_pairs / num_tokens, seconds / num_tokens
         self._sums = tuple(DISCOUNT * old + new for old, new in zip(self._sums, (1, x, y, x * x, x * y), strict=True))
         num, xs, ys, xxs, xys = self._sums
         spread = num * xxs - xs * xs
-        self.seconds = max(0.0, num * xys - xs * ys) / spread if spread > (num * _CHUNK) ** 2 else 0.0
+        self.pair_s = max(0.0, num * xys - xs * ys) / spread if spread > (num * _CHUNK) ** 2 else 0.0
+        self.row_s = max(0.0, ys - self.pair_s * xs) / num
 
 
 class Costs:
@@ -83,7 +89,7 @@ class Costs:
         self._first_layer = Ratio()  # of a turn, after a target pass: the weights have left the caches
         self._around: dict[bool, Ratio] = {}  # by whether a drafter runs
         self.rows = 0.0  # context of one request in this round
-        self._pair = PairCost()
+        self._prompts = PromptCost()
         counts = next(iter(self.at_start.values())).target.experts
         self._use = None if counts is None else ExpertUse(counts, kept=DISCOUNT)
 
@@ -156,9 +162,10 @@ class Costs:
         ratio = self._around.get(self.drafts(schedule))
         return self._first_around_s(schedule, num_requests) * (ratio.value if ratio else 1.0)
 
-    def observe_prompts(self, outcome: Outcome) -> None:
+    def observe_prompts(self, schedule: Schedule, outcome: Outcome) -> None:
         """Learn from a round that only read prompts."""
-        self._pair.observe(outcome.view.num_prompt_tokens, outcome.view.num_prompt_pairs, outcome.result.busy_s)
+        further_s = outcome.result.busy_s - self.at_start[schedule].target.seconds(1)
+        self._prompts.observe(outcome.view.num_prompt_tokens, outcome.view.num_prompt_pairs, further_s)
 
     def observe(self, schedule: Schedule, width: int, outcome: Outcome, *, is_reading: bool = False) -> None:
         """Learn from a round that decoded something, with beams of this width.
@@ -193,12 +200,17 @@ class Costs:
     def _predicted_s(
         self, schedule: Schedule, num_tokens: float, num_requests: int, num_experts: float | None = None
     ) -> float:
-        """Return the seconds of a pass as measured at start, for requests of the present length."""
-        target, num_rows = self.at_start[schedule].target, num_requests * self.rows
+        """Return the seconds of a pass as measured at start, for requests of the present length.
+
+        Rows beyond the sizes that were measured cost what those of prompts do: a slow model has few sizes measured.
+        """
+        target, num_rows, prompts = self.at_start[schedule].target, num_requests * self.rows, self._prompts
         if num_experts is None:
             num_experts = self._num_experts(num_tokens)
-        num_pairs = max(0.0, num_tokens - num_requests) * self.rows
-        return target.seconds(num_tokens, num_requests, num_rows, num_experts) + num_pairs * self._pair.seconds
+        measured = num_tokens if self.has_experts or not prompts.row_s else min(num_tokens, target.points[-1][0])
+        more_s = (num_tokens - measured) * prompts.row_s
+        more_s += max(0.0, num_tokens - num_requests) * self.rows * prompts.pair_s
+        return target.seconds(measured, num_requests, num_rows, num_experts) + more_s
 
     def _num_experts(self, num_tokens: float) -> float | None:
         """Return how many distinct experts a pass is expected to read by the passes so far; None without experts."""

@@ -216,7 +216,7 @@ class TunedPolicy(Policy):
         self._round += 1
         self._unread.observe(view.requests, result.updates)
         if not view.requests:
-            self._costs.observe_prompts(outcome)
+            self._costs.observe_prompts(self.schedule, outcome)
             return
         is_plain = self.schedule == "off" and not any(one.offer for one in result.verified)
         if is_plain and self._round % REVIEW_ROUNDS:  # teaches nothing, and must cost no more than plain decoding
