@@ -23,18 +23,22 @@ class Stream:
     """Gives a last chunk, fails, or waits for good."""
 
     def __init__(self, end: StreamChunk | Exception | None) -> None:
-        self.is_read, self.is_closed, self._end = asyncio.Event(), False, end
+        self.is_read, self.is_left, self.is_closed, self._end = asyncio.Event(), False, False, end
 
     async def __aiter__(self) -> AsyncIterator[StreamChunk]:
         self.is_read.set()
         if self._end is None:
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.is_left = True
         if isinstance(self._end, Exception):
             raise self._end
         assert self._end is not None
         yield self._end
 
     async def aclose(self) -> None:
+        assert self._end is not None or self.is_left, "it is read while it is closed"
         self.is_closed = True
 
 
@@ -76,6 +80,10 @@ def test_a_collected_answer_gives_its_place_back_whatever_ends_it(
         else:
             with pytest.raises(error):
                 await generation.collect(request)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing goes on reading"
+        await generation.close()  # as a handler does that failed, too
         assert left == ["ticket"] and all(stream.is_closed for stream in streams)
         assert sum(ledger.finished.values()) == len(streams)
         assert [choice.record.finish_reason for choice in choices] == reasons

@@ -90,7 +90,7 @@ def piped(content: bytes) -> list[str]:
 def test_the_lines_of_a_pipe_without_an_end_fill_no_memory(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_MOST_BYTES", 100)
     assert "\n".join(piped(line * 2)) == (line * 2).decode().removesuffix("\n")
-    with pytest.raises(PromptError, match="/dev/fd/[0-9]+ has no end in sight; name a file"):
+    with pytest.raises(PromptError, match=r"/dev/fd/[0-9]+ has no end in sight; name a file"):
         piped(line * 60)
 
 
