@@ -112,7 +112,7 @@ def test_named_data_that_never_end_are_not_read(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("card.text.lines._MOST_BYTES", 1 << 16)
+    monkeypatch.setattr("card.text.lines.MOST_PIPED_BYTES", 1 << 16)
     ran = run_command(capsys, *words, *typed(param, "name=/dev/zero"), *needed(command, tmp_path, param))
     assert (ran.status, ran.out) == (2, "")
     assert ran.err == "card: error: /dev/zero has no end in sight; name a file\n"

@@ -88,13 +88,13 @@ def piped(content: bytes) -> list[str]:
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="the system names no open files")
 @pytest.mark.parametrize("line", [b"a" * 40, b"a\n"], ids=["one line", "lines"])
 def test_the_lines_of_a_pipe_without_an_end_fill_no_memory(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_MOST_BYTES", 100)
+    monkeypatch.setattr(lines, "MOST_PIPED_BYTES", 100)
     assert "\n".join(piped(line * 2)) == (line * 2).decode().removesuffix("\n")
     with pytest.raises(PromptError, match=r"/dev/fd/[0-9]+ has no end in sight; name a file"):
         piped(line * 60)
 
 
 def test_a_file_may_be_longer_than_what_is_read_of_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_MOST_BYTES", 100)
+    monkeypatch.setattr(lines, "MOST_PIPED_BYTES", 100)
     (tmp_path / "long").write_text("a" * 300)
     assert list(file_lines(tmp_path / "long")) == ["a" * 300] == read_text(tmp_path / "long").split("\n")
