@@ -3,7 +3,7 @@
 A prompt is worked problems in GSM8K's form, as many as fit, and a question; no chat template. Prompts have the same
 problems, which are read once, and each has a question and KV rows of its own. Each line has the counts of some requests
 at once, and their rounds, each of which reads the weights once. --timed, on a quiet machine, adds the seconds in which
-they decode together. Where a batch was not run, `--table` computes it from the line of one request, as
+they decode together. Where a batch was not run, `--table` computes it from the line of the fewest requests at once, as
 acceptance does not depend on others: all passes share the weights, and each request reads its own KV rows.
 
     python benchmarks/family/long_contexts.py --target qwen-0.5b.gguf --problems gsm8k_train.jsonl \
@@ -117,12 +117,14 @@ def megabytes_a_token(line: dict[str, Any], batch: int) -> float:
     """Return the megabytes that a token costs in a batch, of weights and KV rows.
 
     Args:
-        line: of a batch of this size, or of one request.
+        line: of a batch of this size, or of another one, whose requests are taken to share their passes as this
+            batch would.
     """
     at_once = line["at_once"]
     tokens = line["num_new_tokens"] - at_once
-    passes = line["target_passes"] + line["self_draft_passes"]
-    passes = line["rounds"] if at_once == batch > 1 else passes * at_once / batch
+    passes = (line["target_passes"] + line["self_draft_passes"]) / batch
+    if at_once == batch > 1:
+        passes = line["rounds"]
     return (passes * line["weight_bytes"] + _row_bytes(line, tokens)) / tokens / 1e6
 
 
@@ -135,8 +137,9 @@ def _row_bytes(line: dict[str, Any], tokens: int) -> float:
 
 
 def plain_line(line: dict[str, Any]) -> dict[str, Any]:
-    """Return what plain decoding counts for the text of a line of one request."""
-    counts = {"target_passes": line["num_new_tokens"] - 1, "verified_tokens": 0, "accepted_tokens": 0}
+    """Return what plain decoding counts for the texts of a line."""
+    passes = line["num_new_tokens"] - line["at_once"]
+    counts = {"target_passes": passes, "rounds": passes / line["at_once"], "verified_tokens": 0, "accepted_tokens": 0}
     blank = dict.fromkeys(("self_draft_passes", "draft_kv_bytes", "verify_kv_bytes"), 0)
     return {**{name: value for name, value in line.items() if name != "decode_s"}, "method": PLAIN, **counts, **blank}
 
@@ -148,19 +151,21 @@ def rows_of(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
         by_context.setdefault((Path(line["target"]).stem, line["length"]), []).append(line)
     rows = []
     for (target, length), all_of in by_context.items():
-        singles = {line["method"]: line for line in all_of if line["at_once"] == 1}
-        methods = [method for method in singles if method != PLAIN]
-        singles.setdefault(PLAIN, plain_line(next(iter(singles.values()))))
+        fewest: dict[str, dict[str, Any]] = {}  # requests at once
+        for line in sorted(all_of, key=lambda line: line["at_once"]):
+            fewest.setdefault(line["method"], line)
+        methods = [method for method in fewest if method != PLAIN]
+        fewest.setdefault(PLAIN, plain_line(next(iter(fewest.values()))))
         runs = {(line["method"], line["at_once"]): line for line in all_of}
-        plain = [megabytes_a_token(runs.get((PLAIN, batch), singles[PLAIN]), batch) for batch in BATCHES]
+        plain = [megabytes_a_token(runs.get((PLAIN, batch), fewest[PLAIN]), batch) for batch in BATCHES]
         for method in (PLAIN, *methods):
-            one, cells = singles[method], []
+            one, cells = fewest[method], []
             for batch, of_plain in zip(BATCHES, plain, strict=True):
                 own = megabytes_a_token(runs.get((method, batch), one), batch)
                 mark = "" if (method, batch) in runs else "≈ "
                 cells.append(f"{mark}{own:.0f} MB" + ("" if method == PLAIN else f", {of_plain / own:.2f}"))
             accepted = f"{one['accepted_tokens'] / max(one['verified_tokens'], 1):.0%}".replace("%", " %")
-            a_pass = f"{(one['num_new_tokens'] - 1) / one['target_passes']:.2f}"
+            a_pass = f"{(one['num_new_tokens'] - one['at_once']) / one['target_passes']:.2f}"
             named = ["plain", "–", a_pass] if method == PLAIN else [f"`{method}`", accepted, a_pass]
             rows.append([f"{target}, {length:,}", *named, *cells, _speeds(one, all_of)])
     return rows

@@ -180,6 +180,8 @@ def test_chat_uses_the_chat_template(make, pair):
         ([[-1]], "got -1"),
         ([1, 2, 3], "list of token ids"),
         ([["a", "b"]], "list of token ids"),
+        ([[1, True]], "list of token ids, got list"),
+        ([np.array([True, False])], "list of token ids, got ndarray"),
         ([np.array([1.0, 2.0])], "list of token ids, got ndarray"),
         (None, "list of token ids, got NoneType"),
         ({"prompt": "the cat"}, "list of token ids, got dict.*give conversations to chat"),

@@ -50,6 +50,15 @@ def test_speeds_are_those_of_all_requests_together_where_they_were_timed(bench):
     assert bench["long_contexts"].rows_of([LINE])[1][-1] == "–"
 
 
+def test_a_table_without_runs_of_one_request_is_computed_from_the_fewest_at_once(bench):
+    counts = {"num_prompt_tokens": 4 * 95, "num_new_tokens": 44, "target_passes": 16, "self_draft_passes": 24}
+    bytes_of_rows = {"draft_kv_bytes": 4_000_000, "verify_kv_bytes": 16_000_000}
+    many = {**LINE, **counts, **bytes_of_rows, "at_once": 4, "rounds": 12}
+    alone, (plain, row) = (bench["long_contexts"].rows_of(lines) for lines in ([LINE], [many]))
+    assert [plain, row[:4]] == [alone[0], alone[1][:4]]
+    assert row[4:7] == [f"≈ {alone[1][4]}", "2 MB, 1.18", alone[1][6]]
+
+
 def test_the_table_of_long_contexts_is_that_of_its_lines(bench):
     heading = (
         "| target, context | method | accepted | tokens a full pass | 1 at once | 4 at once | 16 at once | tokens/s |"

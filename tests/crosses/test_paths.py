@@ -94,6 +94,30 @@ def test_a_device_that_never_ends_is_not_read(
     assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, ran.err
 
 
+_NAMED = [
+    pytest.param(words, command, param, id=" ".join(words))
+    for words, command in commands()
+    for param in command.params
+    if isinstance(param.type, click.types.StringParamType) and param.name == "data"
+]
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no such device")
+@pytest.mark.parametrize(("words", "command", "param"), _NAMED)
+def test_named_data_that_never_end_are_not_read(
+    words: tuple[str, ...],
+    command: click.Command,
+    param: click.Parameter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("card.text.lines.MOST_PIPED_BYTES", 1 << 16)
+    ran = run_command(capsys, *words, *typed(param, "name=/dev/zero"), *needed(command, tmp_path, param))
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err == "card: error: /dev/zero has no end in sight; name a file\n"
+
+
 @pytest.mark.parametrize(
     "options", [["--target"], ["--draft"], ["--chat-template"], ["--writers", "store", "--suffix-store"]], ids=" ".join
 )

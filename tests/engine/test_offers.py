@@ -125,6 +125,11 @@ def test_probes_come_first_and_any_leading_part_is_a_tree(drafted, written, coun
     assert part.num_probes == min(merged.num_probes, count)
 
 
+def test_a_part_has_no_more_probes_than_candidates():
+    nodes = Nodes((1, 2, 3), (ROOT,) * 3, (-0.1,) * 3, (1,) * 3, num_probes=2)
+    assert [nodes.leading(count).num_probes for count in range(4)] == [0, 1, 2, 2]
+
+
 @pytest.mark.parametrize("order", [(1, 0), (0, 2, 1), (1,)])
 def test_a_selection_that_puts_a_child_before_its_parent_is_refused(order):
     with pytest.raises(KeyError):

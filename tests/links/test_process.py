@@ -93,7 +93,7 @@ def test_a_drafter_that_no_file_is_left_for_is_down_and_tried_again(stub_link: C
 )
 def test_a_misbehaving_drafter_is_replaced_and_the_text_is_the_same(stub_link, behaviour, reason):
     link = stub_link(behaviour, silence_timeout_s=0.3 if behaviour == "mute" else PATIENCE_S)
-    link._watch._backoff_s = MAX_BACKOFF_S  # so that nobody overlooks that it is down
+    link._watch._backoff_s = 9 * MAX_BACKOFF_S  # so that nobody overlooks that it is down
     link.start()
     first_pid = link.pid
     expected = plain(TARGET)
@@ -104,6 +104,7 @@ def test_a_misbehaving_drafter_is_replaced_and_the_text_is_the_same(stub_link, b
         return link.status.state == state
 
     until(lambda: has_come_to("down"))
+    assert link._watch._backoff_s == MAX_BACKOFF_S, "no pause is longer"
     assert reason in link.status.reason
     assert reason in decode(TARGET, link)[2].drafter_state
     assert has_ended(first_pid)

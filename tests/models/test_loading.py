@@ -267,6 +267,10 @@ def test_a_hub_name_without_network_says_that_it_is_neither_here_nor_there(
     assert "[Errno -2] Name or service not known; give a model folder" in text
     with pytest.raises(ModelError, match="neither a folder here"):
         load_tokenizer("nobody/no-such-model")
+    monkeypatch.setattr("card.models.by_transformers.find_spec", lambda _: None)  # as where PyTorch is not installed
+    with pytest.raises(ModelError) as caught:
+        load_decoder("nobody/no-such-model")
+    assert str(caught.value) == text
 
 
 def test_a_name_that_the_hub_cannot_have_is_refused() -> None:

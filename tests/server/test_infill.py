@@ -172,6 +172,8 @@ def test_other_files_come_first_and_some_are_left_out_if_they_are_too_long(own: 
     long = [{"filename": "long.py", "text": "x" * 300}, {"filename": "a.py", "text": "the mat"}]
     assert fill(own, input_extra=long)["truncated"]
     assert fill(own, input_extra=long)["content"] == some["content"]
+    fits = {"input_extra": [{"filename": "a.py", "text": "x" * 200}]}
+    assert fill(own, **fits, n_predict=64)["truncated"] and not fill(own, **fits, n_predict=1)["truncated"]
 
 
 def test_what_editors_send_beside_is_taken(own: Running) -> None:

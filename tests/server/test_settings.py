@@ -142,6 +142,7 @@ def test_a_value_in_a_file_is_read_as_if_it_were_typed(started: Started, tmp_pat
         (("--request-timeout", "0"), "--request-timeout must be above 0"),
         (("--max-request-bytes", "5"), "--max-request-bytes must be 1024 or more"),
         (("--api-key", "ключ"), "ASCII"),
+        (("--served-model-name", "one\ntwo"), "must be names of printable characters"),
         (("big", "--target", "other", "--draft", "x"), "target is given twice"),
         (("big", "--method", "card"), "needs a draft model"),
         (("big", "--writers", "beam,suffix"), "needs a draft model"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from card.cli.parts.files import read_prompts, read_records
 from card.errors import PromptError, SettingsError
+from card.text import lines
 from card.text.kept_lines import KeptLines
 from card.text.lines import file_lines, numbered_lines, read_text
 
@@ -70,3 +72,29 @@ def test_what_cannot_be_read_is_the_error_that_was_asked_for(tmp_path: Path) -> 
 def test_a_device_without_an_end_fills_no_memory() -> None:
     with pytest.raises(SettingsError, match="/dev/zero has no end in sight"):
         read_text(Path("/dev/zero"), SettingsError)
+
+
+def piped(content: bytes) -> list[str]:
+    """Return the lines of a pipe that has this content."""
+    reader, writer = os.pipe()
+    os.write(writer, content)
+    os.close(writer)
+    try:
+        return list(file_lines(Path(f"/dev/fd/{reader}")))
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="the system names no open files")
+@pytest.mark.parametrize("line", [b"a" * 40, b"a\n"], ids=["one line", "lines"])
+def test_the_lines_of_a_pipe_without_an_end_fill_no_memory(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_PIPED_BYTES", 100)
+    assert "\n".join(piped(line * 2)) == (line * 2).decode().removesuffix("\n")
+    with pytest.raises(PromptError, match=r"/dev/fd/[0-9]+ has no end in sight; name a file"):
+        piped(line * 60)
+
+
+def test_a_file_may_be_longer_than_what_is_read_of_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_PIPED_BYTES", 100)
+    (tmp_path / "long").write_text("a" * 300)
+    assert list(file_lines(tmp_path / "long")) == ["a" * 300] == read_text(tmp_path / "long").split("\n")

@@ -78,7 +78,7 @@ class PromptReader:
         given: Sequence[object] = listed if isinstance(listed, Sequence) else (None,)
         if given and isinstance(given[0], Mapping):
             return self._encode_chat(cast(Messages, given))
-        token_ids = [one for one in map(plain, given) if isinstance(one, int)]
+        token_ids = [one for one in map(plain, given) if isinstance(one, int) and not isinstance(one, bool)]
         if len(token_ids) < len(given):
             where = "; give conversations to chat" if isinstance(prompt, Mapping) else ""
             raise PromptError(

@@ -13,7 +13,7 @@ from card.config.registry import records
 from card.errors import MissingError, ModelError, VocabularyError, named
 from card.machine.folders import weights_folder
 from card.machine.importing import load_place, needs_torch
-from card.models.by_transformers import torch_module
+from card.models.by_transformers import has_transformers, torch_module
 from card.models.decoder_config import DecoderConfig
 from card.models.dtypes import AUTO, CPU, dtype_for, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
@@ -81,7 +81,7 @@ def load_decoder(
                 read_generation_config(Path(source.path))
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, cache=weights_folder(cache_dir))
     if decoder is None:
-        loaded: LoadedModel = torch_module("transformers.loading", f"{source.name} is a model that").load_to_run(
+        loaded: LoadedModel = _transformers("loading", source).load_to_run(
             source, dtype=dtype, device=wanted_device, cache=weights_folder(cache_dir)
         )
         return loaded
@@ -91,6 +91,17 @@ def load_decoder(
     read_parallel_draft(Path(source.path) if source.is_folder else None, decoder)
     decoder.computes_int8 = dtype == INT8 or decoder.has_blocks
     return decoder
+
+
+def _transformers(module: str, source: Source) -> Any:
+    """Return a module for what our own pass does not run.
+
+    Raises: ModelError if the model is nowhere, which comes first; MissingError if PyTorch is not installed.
+    """
+    if not source.is_folder and not has_transformers():
+        with explained(source, "the config of {} cannot be used"):
+            files_of(source, ["config.json"])
+    return torch_module(f"transformers.{module}", f"{source.name} is a model that")
 
 
 def products_in_file(name_or_path: str, *, dtype: object, device: object, cache_dir: str | None) -> list[str]:
@@ -260,7 +271,7 @@ def _named_config(name: str | Path, cache_dir: str | None) -> Any:
         plain = read_config(Path(source.path)) if source.is_folder else None
         if plain is not None:
             return plain
-        return torch_module("transformers.opening", f"{source.name} is a model that").read_transformers_config(source)
+        return _transformers("opening", source).read_transformers_config(source)
 
 
 def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:

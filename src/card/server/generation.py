@@ -264,14 +264,14 @@ async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], No
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
     # What nobody reads stays in the streams, which count it.
-    arrived: asyncio.Queue[tuple[Choice, StreamChunk] | CardError | None] = asyncio.Queue(len(choices))
+    arrived: asyncio.Queue[tuple[Choice, StreamChunk] | Exception | None] = asyncio.Queue(len(choices))
 
     async def pump(choice: Choice) -> None:
         try:
             async for item in _read(choice):
                 await arrived.put(item)
             await arrived.put(None)
-        except CardError as error:
+        except Exception as error:  # raised again by the reader, which would wait for good
             await arrived.put(error)
 
     tasks = [asyncio.create_task(pump(choice)) for choice in choices]
@@ -281,7 +281,7 @@ async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, Str
             item = await arrived.get()
             if item is None:
                 num_left -= 1
-            elif isinstance(item, CardError):
+            elif isinstance(item, Exception):
                 raise item
             else:
                 yield item

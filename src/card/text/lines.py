@@ -12,7 +12,7 @@ from typing import Any
 
 from card.errors import CardError, PromptError
 
-_MOST_BYTES = 256 << 20  # of a pipe or a device, such as /dev/zero, which would fill the memory
+MOST_PIPED_BYTES = 256 << 20  # of a pipe or a device, such as /dev/zero, which would fill the memory
 
 
 def text_of(data: bytes, source: str, fault: type[CardError] = PromptError) -> str:
@@ -30,22 +30,26 @@ def read_text(path: Path, fault: type[CardError] = PromptError) -> str:
     """Return what a file says, as `text_of` does. Raises: ``fault`` if it cannot be read, or has no end in sight."""
     try:
         with path.open("rb") as file:
-            data = file.read(-1 if path.is_file() else _MOST_BYTES + 1)
+            data = file.read(-1 if path.is_file() else MOST_PIPED_BYTES + 1)
     except OSError as error:
         raise fault(f"{path} cannot be read: {error.strerror}; name another file") from None
-    if len(data) > _MOST_BYTES and not path.is_file():
-        raise fault(f"{path} has no end in sight; name a file")
+    if len(data) > MOST_PIPED_BYTES and not path.is_file():
+        raise _endless(path, fault)
     return text_of(data, str(path), fault)
 
 
 def file_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file, which gzip may have packed, as they are read.
 
-    Raises: OSError, EOFError and UnicodeDecodeError, as reading does.
+    Raises: OSError, EOFError and UnicodeDecodeError, as reading does; PromptError if it has no end in sight.
     """
     open_file: Any = gzip.open if path.suffix == ".gz" else open
+    is_file, num_read = path.is_file(), 0
     with open_file(path, "rt", encoding="utf-8-sig", newline="\n") as file:
-        for line in file:
+        while line := file.readline(-1 if is_file else MOST_PIPED_BYTES):
+            num_read += len(line)
+            if num_read >= MOST_PIPED_BYTES and not is_file:
+                raise _endless(path, PromptError)
             yield line.removesuffix("\n").removesuffix("\r")
 
 
@@ -61,6 +65,10 @@ def numbered_lines(path: Path, kind: str) -> list[tuple[int, str]]:
     if not numbered:
         raise PromptError(f"{path} holds no {kind}; put one on each line")
     return numbered
+
+
+def _endless(path: Path, fault: type[CardError]) -> CardError:
+    return fault(f"{path} has no end in sight; name a file")
 
 
 def not_utf8(source: str, error: UnicodeDecodeError, fault: type[CardError] = PromptError) -> CardError:

@@ -43,6 +43,13 @@ def test_fewer_threads_are_taken_where_the_pairs_of_a_quiet_moment_say_that_they
     assert found(lambda threads, *_: 0.004 if threads == 2 else 0.005, most=3) == 2
 
 
+def test_fewer_threads_win_all_pairs_but_one_in_a_quiet_moment_or_are_not_taken() -> None:
+    won = (0.8, 0.8, 0.8, 0.8)
+    assert Comparison((*won, 1.01), was_quiet=True).is_faster
+    assert not Comparison((*won, 1.01, 1.01), was_quiet=True).is_faster
+    assert not Comparison(won, was_quiet=False).is_as_fast
+
+
 def best_at(count: int) -> Seconds:
     return lambda threads, *_: 0.002 * max(threads / count, count / threads)
 

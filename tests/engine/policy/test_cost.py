@@ -70,6 +70,9 @@ def test_a_first_pass_that_is_a_hiccup_says_no_more_than_it_may():
     for ratio, value in ((bounded, 2.0), (guessed, 500.0)):
         ratio.observe(10.0, 0.02)
         assert ratio.value == pytest.approx(value)
+    told, at_start = costs(), costs()
+    told.observe("off", 1, outcome(10.0, 9.0))
+    assert told.pass_s("off", 1, 1) == pytest.approx(2 * at_start.pass_s("off", 1, 1))
 
 
 # ---- passes of the target -------------------------------------------------------------------------------------------
@@ -305,6 +308,9 @@ def test_passes_of_a_drafter_beside_are_learnt_from_what_it_reports():
     for _ in range(50):
         told.observe("beside", 1, outcome(1e-2, 1e-2, drafter_passes=4, drafter_busy_s=8e-3))
     assert told.draft_s("beside", 1) == pytest.approx(2e-3, rel=0.01)
+    told, at_start = costs(), costs()
+    told.observe("beside", 1, outcome(1e-2, 1e-2, drafter_passes=1, drafter_busy_s=9.0))
+    assert told.draft_s("beside", 1) == pytest.approx(2 * at_start.draft_s("beside", 1)), "a hiccup"
     assert told.draft_s("off", 1) == 0.0
 
 

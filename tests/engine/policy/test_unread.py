@@ -90,6 +90,15 @@ def test_texts_are_begun_as_far_as_the_time_allows_and_a_long_one_in_pieces() ->
     assert last.num_tokens == 300 - 2 * 128 and not last.leaves_rest
 
 
+def test_of_a_request_that_ended_nothing_is_remembered() -> None:
+    texts, request = unread(), asked(1, 30)
+    texts.begin([request], 1.0)
+    wrote(texts, request, 5)
+    assert texts.num_tokens(request) == 5
+    wrote(texts, request, 6, is_over=True)
+    assert texts.num_tokens(request) == 30
+
+
 def test_of_requests_that_were_aborted_little_is_remembered() -> None:
     texts = unread()
     tracemalloc.start()
