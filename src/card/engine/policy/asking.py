@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from card.engine.offers import DRAFTER_BIT
+from card.engine.policy.cost import REQUEST_S
 from card.engine.policy.modes import TRIAL_SHARE
 from card.engine.request import Verified
 
-# Seconds of Python to ask the writers for one request, and to verify candidates of one request. Evidence: 54 and 65 us
-# (Zen 4).
-REQUEST_S = 8e-5
 _FEW = 4  # candidates that a writer is asked for while it does not pay
 _NEW_SHARE = 0.25  # weight of the last question in the expected gain; also the first expectation, in tokens
 

@@ -17,13 +17,15 @@ class CopiedShare(NamedTuple):
     num_right: float = 0.0  # leading tokens that such writers had right
     num_verified: float = 0.0  # candidates of theirs
     hits: float = 0.0  # share of the rounds in which they had one right
+    offered: float = 0.0  # share of the rounds in which a candidate of theirs was verified
 
     def after(self, one: Verified, num_plain: int) -> CopiedShare:
         """Return the means after a round of a text, and so many before it in which such writers offered nothing."""
         writers = one.offer.writers
         accepted = one.accepted if writers else ()
         num_right = next((n for n, idx in enumerate(accepted) if writers[idx] == DRAFTER_BIT), len(accepted))
-        seen = num_right, sum(bits != DRAFTER_BIT for bits in writers), num_right > 0
+        num_verified = sum(bits != DRAFTER_BIT for bits in writers)
+        seen = num_right, num_verified, num_right > 0, num_verified > 0
         kept = (1 - _NEW_SHARE) ** (1 + num_plain)
         return CopiedShare(*(kept * old + _NEW_SHARE * new for old, new in zip(self, seen, strict=True)))
 

@@ -17,6 +17,9 @@ DISCOUNT = 0.997
 # Seconds of Python around a round before any was measured: a fifth of it for each further request, as much again with
 # a drafter, and as much around each of its layers. Evidence: 0.15 ms around a plain round, 0.43 with 16.
 ROUND_S = 1.5e-4
+# Seconds of Python to ask the writers for one request, and to verify candidates of one request. Evidence: 54 and 65 us
+# (Zen 4).
+REQUEST_S = 8e-5
 _CHUNK = 64  # tokens of a prompt whose pass takes as long a token as longer ones; also rows by which contexts differ
 
 
@@ -157,10 +160,10 @@ class Costs:
         cost = self.at_start[schedule].drafter
         return cost.seconds(num_tokens) if cost and num_tokens else 0.0
 
-    def around_s(self, schedule: Schedule, num_requests: int) -> float:
-        """Return the seconds of a round beyond its passes."""
+    def around_s(self, schedule: Schedule, num_requests: int, num_offered: float = 0.0) -> float:
+        """Return the seconds of a round beyond its passes, in which so many requests verify what writers offer."""
         ratio = self._around.get(self.drafts(schedule))
-        return self._first_around_s(schedule, num_requests) * (ratio.value if ratio else 1.0)
+        return self._first_around_s(schedule, num_requests, num_offered) * (ratio.value if ratio else 1.0)
 
     def observe_prompts(self, schedule: Schedule, outcome: Outcome) -> None:
         """Learn from a round that only read prompts."""
@@ -182,8 +185,9 @@ class Costs:
             place = schedule == "beside", bucket(result.num_tokens)
             self._target.setdefault(place, Ratio(most_at_first=2.0)).observe(result.busy_s, predicted_s)
             around_s = outcome.seconds - result.busy_s - view.waited_s
+            num_offered = sum(bool(one.offer.writers) for one in result.verified)
             self._around.setdefault(self.drafts(schedule), Ratio()).observe(
-                around_s, self._first_around_s(schedule, num_requests)
+                around_s, self._first_around_s(schedule, num_requests, num_offered)
             )
         if view.passes and not is_reading:
             layers = [(seconds, self._layer_s(schedule, num_drafted, 1)) for num_drafted, seconds in view.passes]
@@ -239,5 +243,5 @@ class Costs:
         python_s = ROUND_S if schedule == "turns" else 0.0
         return cost.seconds(num_requests * width, num_requests, num_requests * self.rows) + python_s
 
-    def _first_around_s(self, schedule: Schedule, num_requests: int) -> float:
-        return ROUND_S * (1 + num_requests / 5) * (2 if self.drafts(schedule) else 1)
+    def _first_around_s(self, schedule: Schedule, num_requests: int, num_offered: float) -> float:
+        return ROUND_S * (1 + num_requests / 5) * (2 if self.drafts(schedule) else 1) + num_offered * REQUEST_S

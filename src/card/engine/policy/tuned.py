@@ -15,10 +15,10 @@ from operator import sub
 from card.config import DraftSettings, Schedule
 from card.drafting.drafter_pass import TurnEnd
 from card.engine.policy.acceptance import DEEPEST, LASTING_COUNT, Acceptance
-from card.engine.policy.asking import REQUEST_S, Asking
+from card.engine.policy.asking import Asking
 from card.engine.policy.choice import best_by_depth, choose
 from card.engine.policy.copied import Copied
-from card.engine.policy.cost import Costs
+from card.engine.policy.cost import REQUEST_S, Costs
 from card.engine.policy.modes import REVIEW_ROUNDS, Modes
 from card.engine.policy.rounds import Draft, Outcome, Policy, RoundView, ScheduleCost, Wait
 from card.engine.policy.unread import Reading, Unread
@@ -90,8 +90,19 @@ class TunedPolicy(Policy):
         """
         costs, copied = self._costs, self._copied.mean
         agreement = self._acceptance.pair.value if agreement is None else agreement
-        around_s, num_rows = costs.around_s(schedule, num_requests), num_requests * (1 + copied.num_verified)
-        plain_s = around_s + costs.pass_s(schedule, num_rows, num_requests)
+        copies = 1 - (1 - copied.offered) ** num_requests
+        around_s = costs.around_s(schedule, num_requests, num_requests * copied.offered)
+
+        def pass_s(
+            num_rows: float,
+        ) -> float:  # with copies in some rounds: passes have steps, so the mean would mislead
+            rare_s = costs.pass_s(schedule, num_rows, num_requests)
+            if copies <= 0.0:
+                return rare_s
+            more = num_requests * copied.num_verified / copies
+            return (1 - copies) * rare_s + copies * costs.pass_s(schedule, num_rows + more, num_requests)
+
+        plain_s = around_s + pass_s(num_requests)
         alone = 1.0 + copied.num_right
         if not costs.drafts(schedule):
             return alone, plain_s
@@ -104,7 +115,7 @@ class TunedPolicy(Policy):
         for depth in range(1, 1 + DEEPEST):
             reached *= agreement
             gained += share * reached
-            seconds = around_s + costs.pass_s(schedule, num_rows + num_requests * share * depth, num_requests)
+            seconds = around_s + pass_s(num_requests * (1 + share * depth))
             if schedule == "turns":
                 here = alone + gained, seconds + has_turn * (start_s + depth * draft_s)
             else:  # if the tree lacks the token after a path's end, the next round is a plain one
