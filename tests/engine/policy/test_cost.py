@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from card.config import Schedule
-from card.engine.policy.cost import ROUND_S, Costs, Ratio
+from card.engine.policy.cost import REQUEST_S, ROUND_S, Costs, Ratio
 from card.engine.policy.rounds import Outcome, RoundView, ScheduleCost
-from card.engine.request import StepResult
+from card.engine.request import StepResult, Verified
 from card.machine.expert_cost import ExpertCounts, ExpertUse
 from card.machine.pass_cost import PassCost
 from card.machine.threads import CoreSet
+from card.tree.nodes import NO_NODES
 from tests.decoding import make_request
 
 
@@ -265,6 +267,18 @@ def test_python_around_a_round_grows_with_its_requests_and_drafting_makes_it_dea
     for _ in range(50):
         told.observe("off", 1, outcome(7e-3 + 3.2e-3, 7e-3, 16))
     assert told.around_s("off", 16) == pytest.approx(3.2e-3, rel=0.01)
+
+
+def test_verifying_what_writers_offer_makes_those_rounds_dearer_and_no_others():
+    told = costs()
+    plain_s = told.around_s("off", 4)
+    assert told.around_s("off", 4, 3.0) == pytest.approx(plain_s + 3 * REQUEST_S)
+    offer = msgspec.structs.replace(NO_NODES, writers=(2,))
+    verified = [Verified(i, offer, (), True) for i in range(4)]
+    for _ in range(50):
+        seen = outcome(7e-3 + plain_s + 4 * REQUEST_S, 7e-3, 4)
+        told.observe("off", 1, replace(seen, result=replace(seen.result, verified=verified)))
+    assert told.around_s("off", 4) == pytest.approx(plain_s)
 
 
 # ---- passes of the drafter ------------------------------------------------------------------------------------------

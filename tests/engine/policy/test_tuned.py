@@ -280,6 +280,21 @@ def test_a_text_that_writers_copy_in_bursts_is_worth_the_mean_of_all_its_plain_r
     assert sum(expected[200:]) / 200 == pytest.approx(4.0, rel=0.15), "rounds without candidates count as well"
 
 
+def test_copies_in_a_few_rounds_do_not_put_all_rounds_on_a_step_of_passes():
+    target = PassCost(((1, 2e-2), (16, 2e-2), (17, 4e-2), (32, 4e-2)))
+    policy, expected, took = TunedPolicy({"off": ScheduleCost(CoreSet(), target)}, DraftSettings()), [], []
+    for idx in range(400):
+        policy.begin(16, ALL)
+        copied = copying(4 if idx % 8 == 0 else 0)
+        verified = [copied, *(replace(copying(0), request_id=i) for i in range(1, 16))]
+        num_rows = 16 + len(copied.offer)
+        result = StepResult(verified=verified, num_tokens=num_rows, busy_s=target.seconds(num_rows))
+        policy.observe(Outcome(view(16), result, result.busy_s + 3e-3, num_rows, 0, 0.0))
+        expected.append(policy.round_of("off", 16)[1])
+        took.append(result.busy_s + 3e-3)
+    assert sum(expected[200:]) == pytest.approx(sum(took[200:]), rel=0.03)
+
+
 def test_what_one_text_copied_says_nothing_of_the_next():
     policy = TunedPolicy(in_turns(), DraftSettings())
     ended = Update(0, (1,), "stop", RequestStats())
