@@ -192,6 +192,9 @@ def test_the_limit_of_a_server_is_for_what_the_context_leaves_of_a_request(serve
         chat = {"messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 50}
         told = refused(strict.post("/v1/chat/completions", chat), 400)
         assert told["param"] == "max_completion_tokens" and told["message"].startswith("max_completion_tokens may be")
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            told = refused(strict.post(path, {"input": PROMPT, "max_output_tokens": 50}), 400)
+            assert told["param"] == "max_output_tokens" and "at most 7 on this server" in told["message"]
 
 
 def test_a_grammar_that_cannot_be_used_is_named_as_it_was_sent(server: Running) -> None:

@@ -42,7 +42,10 @@ async def chat_completions(request: Request) -> Response:
 async def count_prompt_tokens(request: Request, service: Service, fields: ChatRequest) -> int:
     """Return the number of tokens of a conversation, which need not fit. Raises: ApiError, PromptError."""
     plan = await run_apart(request, service.tools.plan, fields)
-    return len(await service.encode(plan.conversation, must_fit=False))
+    num_tokens = len(await service.encode(plan.conversation, must_fit=False))
+    if num_tokens < service.llm.max_model_len:  # else only the count is of use
+        service.num_new_tokens(num_tokens, fields.max_completion_tokens or fields.max_tokens)
+    return num_tokens
 
 
 async def start_chat(
