@@ -71,51 +71,36 @@ def test_an_empty_text_is_refused_and_no_file_of_the_working_folder_changes(
     assert not any((tmp_path / "here").iterdir())
 
 
+def _device_for(param: click.Parameter) -> str | None:
+    """Return what names a device that never ends to a parameter that reads a file; None for other ones."""
+    if isinstance(param.type, click.File | click.Path):
+        return None if isinstance(param.type, OutputPath) and not param.type.is_read else "/dev/full"
+    return "name=/dev/full" if param.name == "data" else None
+
+
 _READ = [
-    pytest.param(words, command, param, id=f"{' '.join(words)} {param.name}")
+    pytest.param(words, command, param, value, id=f"{' '.join(words)} {param.name}")
     for words, command in commands()
     for param in command.params
-    if isinstance(param.type, click.File | click.Path)
-    if not isinstance(param.type, OutputPath) or param.type.is_read
+    if (value := _device_for(param)) is not None
 ]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no such device")
-@pytest.mark.parametrize(("words", "command", "param"), _READ)
+@pytest.mark.parametrize(("words", "command", "param", "value"), _READ)
 def test_a_device_that_never_ends_is_not_read(
     words: tuple[str, ...],
     command: click.Command,
     param: click.Parameter,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    ran = run_command(capsys, *words, *typed(param, "/dev/full"), *needed(command, tmp_path, param))
-    assert ran.status == 2 and ran.out == ""
-    assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1, ran.err
-
-
-_NAMED = [
-    pytest.param(words, command, param, id=" ".join(words))
-    for words, command in commands()
-    for param in command.params
-    if isinstance(param.type, click.types.StringParamType) and param.name == "data"
-]
-
-
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no such device")
-@pytest.mark.parametrize(("words", "command", "param"), _NAMED)
-def test_named_data_that_never_end_are_not_read(
-    words: tuple[str, ...],
-    command: click.Command,
-    param: click.Parameter,
+    value: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("card.text.lines.MOST_PIPED_BYTES", 1 << 16)
-    ran = run_command(capsys, *words, *typed(param, "name=/dev/zero"), *needed(command, tmp_path, param))
-    assert (ran.status, ran.out) == (2, "")
-    assert ran.err == "card: error: /dev/zero has no end in sight; name a file\n"
+    ran = run_command(capsys, *words, *typed(param, value), *needed(command, tmp_path, param))
+    assert ran.status == 2 and ran.out == ""
+    assert ran.err.startswith("card: error: ") and ran.err.count("\n") == 1 and "/dev/full" in ran.err, ran.err
 
 
 @pytest.mark.parametrize(
