@@ -93,9 +93,8 @@ class TunedPolicy(Policy):
         copies = 1 - (1 - copied.offered) ** num_requests
         around_s = costs.around_s(schedule, num_requests, num_requests * copied.offered)
 
-        def pass_s(
-            num_rows: float,
-        ) -> float:  # with copies in some rounds: passes have steps, so the mean would mislead
+        def pass_s(num_rows: float) -> float:
+            # With copies in some rounds only. Passes have steps, so the mean number of rows would mislead.
             rare_s = costs.pass_s(schedule, num_rows, num_requests)
             if copies <= 0.0:
                 return rare_s
