@@ -88,4 +88,4 @@ def test_a_collected_answer_gives_its_place_back_whatever_ends_it(
         assert sum(ledger.finished.values()) == len(streams)
         assert [choice.record.finish_reason for choice in choices] == reasons
 
-    asyncio.run(ask())
+    asyncio.run(asyncio.wait_for(ask(), 20))  # a fault that nobody is told of leaves it waiting

@@ -18,6 +18,7 @@ from card.config import DraftSettings, SamplingParams, Schedule
 from card.drafting.drafter_pass import TurnEnd
 from card.engine.engine import Engine
 from card.engine.metrics import RequestStats
+from card.engine.policy.cost import REQUEST_S
 from card.engine.policy.modes import REVIEW_ROUNDS
 from card.engine.policy.rounds import Draft, Outcome, RoundView, ScheduleCost, Wait
 from card.engine.policy.tuned import TunedPolicy
@@ -280,19 +281,41 @@ def test_a_text_that_writers_copy_in_bursts_is_worth_the_mean_of_all_its_plain_r
     assert sum(expected[200:]) / 200 == pytest.approx(4.0, rel=0.15), "rounds without candidates count as well"
 
 
-def test_copies_in_a_few_rounds_do_not_put_all_rounds_on_a_step_of_passes():
-    target = PassCost(((1, 2e-2), (16, 2e-2), (17, 4e-2), (32, 4e-2)))
+@pytest.mark.parametrize("are_right", [True, False], ids=["right", "false"])
+@pytest.mark.parametrize(
+    ("target", "num_copying"),
+    [(PassCost(((1, 2e-2), (16, 2e-2), (17, 4e-2), (32, 4e-2))), 1), (cost(1e-4, 0.0), 16)],
+    ids=["passes with a step", "Python"],
+)
+def test_rounds_with_copies_are_dearer_and_the_others_are_not(target: PassCost, num_copying: int, are_right: bool):
     policy, expected, took = TunedPolicy({"off": ScheduleCost(CoreSet(), target)}, DraftSettings()), [], []
     for idx in range(400):
         policy.begin(16, ALL)
-        copied = copying(4 if idx % 8 == 0 else 0)
-        verified = [copied, *(replace(copying(0), request_id=i) for i in range(1, 16))]
-        num_rows = 16 + len(copied.offer)
+        num_offered = num_copying if idx % 8 == 0 else 0
+        seen = [copying(4 if i < num_offered else 0) for i in range(16)]
+        verified = [replace(one, request_id=i) for i, one in enumerate(seen)]
+        if not are_right:
+            verified = [replace(one, accepted=()) for one in verified]
+        num_rows = 16 + 4 * num_offered
         result = StepResult(verified=verified, num_tokens=num_rows, busy_s=target.seconds(num_rows))
-        policy.observe(Outcome(view(16), result, result.busy_s + 3e-3, num_rows, 0, 0.0))
+        took.append(result.busy_s + 7e-4 + num_offered * REQUEST_S)
+        policy.observe(Outcome(view(16), result, took[-1], num_rows, 0, 0.0))
         expected.append(policy.round_of("off", 16)[1])
-        took.append(result.busy_s + 3e-3)
-    assert sum(expected[200:]) == pytest.approx(sum(took[200:]), rel=0.03)
+    assert sum(expected[200:]) == pytest.approx(sum(took[200:]), rel=0.04)
+
+
+def test_fewer_candidates_are_verified_behind_a_long_text_once_its_prompt_was_read():
+    policy, context = TunedPolicy({"off": costs()["off"]}, DraftSettings()), 10_000
+    policy.begin(1, ALL)
+    offer = msgspec.structs.replace(chain(*[-0.1 * i for i in range(1, 9)]), writers=(2,) * 8)
+    now = view(num_context_rows=context)
+    (before,) = policy.choose(now, [offer])
+    for num_rows in range(0, context, 500):
+        read = view(requests=[], num_prompt_tokens=500, num_prompt_pairs=500 * num_rows)
+        took_s = 0.3 + 500 * num_rows * 5e-7
+        policy.observe(Outcome(read, StepResult(num_tokens=500, busy_s=took_s), took_s, 0, 0, 0.0))
+    (after,) = policy.choose(now, [offer])
+    assert len(after) < len(before) == 8
 
 
 def test_what_one_text_copied_says_nothing_of_the_next():
