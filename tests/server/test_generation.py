@@ -74,12 +74,13 @@ def test_a_collected_answer_gives_its_place_back_whatever_ends_it(
         arrival: Any = SimpleNamespace(deadline=SimpleNamespace(begin_answer=lambda: None))
         generation = Generation(service, arrival, "ticket", SimpleNamespace(n=1), choices)  # type: ignore[arg-type]
         request: Any = SimpleNamespace(receive=receive)
-        if error is None:
-            await generation.collect(request)
-            assert [choice.text for choice in choices] == ["a"] * len(choices)
-        else:
-            with pytest.raises(error):
+        async with asyncio.timeout(20):  # a fault that nobody is told of would leave it waiting
+            if error is None:
                 await generation.collect(request)
+                assert [choice.text for choice in choices] == ["a"] * len(choices)
+            else:
+                with pytest.raises(error):
+                    await generation.collect(request)
         for _ in range(9):
             await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing goes on reading"
@@ -88,4 +89,4 @@ def test_a_collected_answer_gives_its_place_back_whatever_ends_it(
         assert sum(ledger.finished.values()) == len(streams)
         assert [choice.record.finish_reason for choice in choices] == reasons
 
-    asyncio.run(asyncio.wait_for(ask(), 20))  # a fault that nobody is told of leaves it waiting
+    asyncio.run(ask())
