@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -29,6 +30,22 @@ sys.meta_path.insert(0, At())
 from card.__main__ import main
 main()
 """
+# Interrupts itself when a function of LLVM's library has returned: the first argument.
+AT_RETURN = """
+import signal, sys, threading
+moment = sys.argv.pop(1)
+def profile(frame, event, _):
+    is_call = event == "return" and frame.f_code.co_qualname == "_lib_fn_wrapper.__call__"
+    if is_call and frame.f_locals["self"]._cfn.__name__ == moment:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        signal.raise_signal(signal.SIGINT)
+threading.setprofile(profile)
+sys.setprofile(profile)
+from card.__main__ import main
+main()
+"""
+OF_LLVM = ("LLVMPY_DisposeString", "LLVMPY_DisposeMemoryBuffer", "LLVMPY_DisposeTargetMachine")
 MOMENTS = (
     "card.cli",
     "card.cli.parts.interrupts",
@@ -49,6 +66,20 @@ def test_an_interrupt_while_modules_are_imported_is_silent(moment: str, pair: Pa
     arguments = ["generate", "--target", pair.target, "--target-cost", "30M", "--method", "vanilla", "hi"]
     done = subprocess.run(
         [sys.executable, "-c", AT_IMPORT, moment, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout, unhurried(done.stderr)) == (130, "", "")
+
+
+@pytest.mark.parametrize("function", OF_LLVM)
+def test_an_interrupt_while_code_is_compiled_frees_nothing_twice(function: str, pair: Pair, tmp_path: Path) -> None:
+    arguments = ["generate", "--target", pair.target, "--target-cost", "30M", "--method", "vanilla", "hi"]
+    done = subprocess.run(
+        [sys.executable, "-c", AT_RETURN, function, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
     )
     assert (done.returncode, done.stdout, unhurried(done.stderr)) == (130, "", "")
 

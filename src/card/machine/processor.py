@@ -16,6 +16,7 @@ from typing import Any
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE
 from card.errors import SettingsError, named
 from card.machine.sysctl import system_number
+from card.machine.uninterrupted import uninterrupted
 
 _VECTORS = ("avx2", "fma", "f16c")
 _NEEDS: Mapping[str, tuple[str, ...]] = {  # features, under LLVM's names
@@ -74,7 +75,7 @@ def _features() -> frozenset[str]:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return frozenset()
     binding: Any = import_module("llvmlite.binding")
-    features: Mapping[str, bool] = binding.get_host_cpu_features()
+    features: Mapping[str, bool] = uninterrupted(binding.get_host_cpu_features)
     return frozenset(name for name, is_there in features.items() if is_there)
 
 

@@ -19,6 +19,7 @@ from llvmlite import binding, ir
 from card.machine.file_locks import alone_at, is_held
 from card.machine.folders import cache_folder, is_safe_folder, make_private, read_kept, write_kept
 from card.machine.processor import kernel_kind, llvm_target
+from card.machine.uninterrupted import uninterrupted
 
 Builder = Any  # of llvmlite, which has no types
 Value = Any
@@ -36,17 +37,13 @@ class ObjectCode:
             write: writes its instructions: (builder, its argument).
             is_optimized: LLVM rearranges them.
         """
-        machine = _machine()
         file = _file_of(name)
         code = _kept(file)
         if code is None:
-            with _alone_at(file), _garbage_left_alone():
-                code = _kept(file) or _compiled(name, write, machine, is_optimized=is_optimized)
+            with _alone_at(file):
+                code = _kept(file) or uninterrupted(lambda: _compiled(name, write, is_optimized=is_optimized))
                 _keep(file, code)
-        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)  # which owns the code
-        self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
-        self.address: int = self._engine.get_function_address(name)
+        self._engine, self.address = uninterrupted(lambda: _loaded(name, code))  # the engine owns the code
 
 
 def is_made_elsewhere(name: str) -> bool:
@@ -96,13 +93,18 @@ def _source_digest() -> str:
 
 def _target() -> tuple[str, str, str]:
     """Return triple, processor and features of what code is made for."""
-    return binding.get_process_triple(), *(llvm_target() or _host())
+    triple, *host = _host()
+    return triple, *(llvm_target() or host)
 
 
 @functools.cache
-def _host() -> tuple[str, str]:
-    """Return this machine's processor and its features."""
-    return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+def _host() -> tuple[str, str, str]:
+    """Return this machine's triple, processor and its features."""
+
+    def ask() -> tuple[str, str, str]:
+        return binding.get_process_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+
+    return uninterrupted(ask)
 
 
 def _machine_digest() -> str:
@@ -145,12 +147,22 @@ def _garbage_left_alone() -> Iterator[None]:
         gc.collect()
 
 
-def _compiled(name: str, write: Callable[[Builder, Value], None], machine: Any, *, is_optimized: bool) -> bytes:
-    # In LLVM's common context the types and constants of a module would stay for as long as the process.
-    module = binding.parse_assembly(_instructions(name, write, machine), binding.create_context())
-    if is_optimized:
-        _optimize(module, machine)
-    return bytes(machine.emit_object(module))
+def _compiled(name: str, write: Callable[[Builder, Value], None], *, is_optimized: bool) -> bytes:
+    with _garbage_left_alone():
+        machine = _machine()
+        # In LLVM's common context the types and constants of a module would stay for as long as the process.
+        module = binding.parse_assembly(_instructions(name, write, machine), binding.create_context())
+        if is_optimized:
+            _optimize(module, machine)
+        return bytes(machine.emit_object(module))
+
+
+def _loaded(name: str, code: bytes) -> tuple[Any, int]:
+    """Return LLVM's engine with a function, and the function's address."""
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine, int(engine.get_function_address(name))
 
 
 def _instructions(name: str, write: Callable[[Builder, Value], None], machine: Any) -> str:

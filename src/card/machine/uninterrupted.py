@@ -1,0 +1,19 @@
+"""Work that Ctrl-C must not cut in two: KeyboardInterrupt comes to the main thread only, so another one does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def uninterrupted(work: Callable[[], _T]) -> _T:
+    """Do short work that comes to its end even if the caller is interrupted, who waits for it all the same.
+
+    llvmlite needs it: interrupted between freeing a string and forgetting it, it frees the string a second time, which
+    aborts the process. Interrupted at its lock, it keeps the lock.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
