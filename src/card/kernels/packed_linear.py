@@ -33,11 +33,11 @@ class PackedLinear:
     def entry(self) -> npt.NDArray[np.int64]:
         """Its entry in a table of the machine code."""
         formats = machine_code("formats")
-        expander, expanded, expanded_bytes = formats.expanding(self.product) or (None, None, 0)
+        expands_from, expander, expanded, expanded_bytes = formats.expanding(self.product) or (0, None, None, 0)
         return LinearEntry.pack(
             {
                 "multiplier": formats.multiplier(self.product).address,
-                "expands_from": machine_code("expanded_tiles").EXPANDED_ROWS if expander else 0,
+                "expands_from": expands_from,
                 "expander": expander.address if expander else 0,
                 "expanded": expanded.address if expanded else 0,
                 "expanded_bytes": expanded_bytes,

@@ -17,7 +17,7 @@ many steps to a byte as fit.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -159,7 +159,7 @@ class GroupOfPanel(Protocol):
     def weights(self, builder: Builder, step: int) -> list[Value]:
         """Return the weights of a step as the product takes them, in the parts that it works on."""
 
-    def integers(self, builder: Builder, group: Group, part: int, starts: Sequence[Value]) -> list[Value]:
+    def integers(self, builder: Builder, group: Group, part: int, starts: Sequence[Value]) -> Iterable[Value]:
         """Return the integers of a part, for each row: where it starts, and the products added."""
 
 

@@ -6,7 +6,8 @@ processors (AMX) multiplies the whole group of a tile at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 from llvmlite import ir
@@ -21,7 +22,7 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def _panels_of(num_rows: int) -> int:
-    return 2 if num_rows >= MATRIX_ROWS else PRODUCT.panels_of(num_rows)
+    return 1 if num_rows >= MATRIX_ROWS else PRODUCT.panels_of(num_rows)
 
 
 def _products(builder: Builder, num_rows: int, group: Group, panels: Sequence[Value], starts: Sequence[Value]) -> Any:
@@ -44,21 +45,20 @@ def _add_group(builder: Builder, num_rows: int, group: Group, sums: list[list[Va
     """Write the instructions for one group; return the new sums [row][panel]."""
     before = builder.mul(group.index, ir.Constant(_I64, GROUP * PANEL))
     panels = [builder.add(panel, before) for panel in group.panels]
-    starts = [splat(INTS, 0)] * num_rows
+    starts: Iterator[Value] = repeat(splat(INTS, 0), num_rows)
     if PRODUCT.has_unsigned_weights:
         sums_at = group.sums_at(builder, num_rows, 0)
-        of_rows = [read(builder, moved(builder, sums_at, 4 * row), _I32) for row in range(num_rows)]
-        starts = [repeated(builder, one, INTS) for one in of_rows]
+        of_rows = (read(builder, moved(builder, sums_at, 4 * row), _I32) for row in range(num_rows))
+        starts = (repeated(builder, one, INTS) for one in of_rows)
+    whole: Iterable[list[Value]]
     if num_rows >= MATRIX_ROWS:
-        for panel in panels:
-            for line in range(0, GROUP * PANEL, 64):
-                fetch(builder, moved(builder, panel, AHEAD // len(panels) + line))
-        pairs = [(group.numbers, panel) for panel in panels]
-        of_panels = matrix_unit.products(builder, num_rows, GROUP, pairs)
-        products = zip(*of_panels, strict=True)
-        whole = [[builder.add(start, one) for one in row] for start, row in zip(starts, products, strict=True)]
+        [panel] = panels
+        for line in range(0, GROUP * PANEL, 64):
+            fetch(builder, moved(builder, panel, AHEAD + line))
+        [products] = matrix_unit.products(builder, num_rows, GROUP, [(group.numbers, panel)])
+        whole = ([builder.add(*both)] for both in zip(starts, products, strict=True))
     else:
-        whole = _products(builder, num_rows, group, panels, starts)
+        whole = _products(builder, num_rows, group, panels, list(starts))
     scales = [group.scale(builder, row) for row in range(num_rows)]
     return [
         [fma_of(builder, builder.sitofp(one, FLOATS), scale, total) for one, total in zip(products, row, strict=True)]

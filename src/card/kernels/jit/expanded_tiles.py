@@ -7,7 +7,7 @@ parts, then the weights of its steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from llvmlite import ir
@@ -21,9 +21,7 @@ from card.kernels.jit.tiles import MOST_ROWS, PRODUCT, Format, Group, call_at, i
 from card.kernels.jit.vectors import FLOATS, INT, LANES, VOID, loop, moved, operation, read, write
 from card.machine.processor import kernel_kind
 
-# Rows from which on it pays (benchmarks/LOG.md): to expand costs what about 8 rows cost. Vector instructions then save
-# an eighth, and nothing at four tiles; the matrix unit, which multiplies expanded panels alone, saves a third.
-EXPANDED_ROWS = (2 if kernel_kind() == "amx" else 7) * MOST_ROWS + 1
+_UNIT_DEPTH = 32  # inputs of a part from which on the matrix unit is used: it takes as long for half as many
 _FACTOR_BYTES = 4 * LANES
 _ARGUMENTS = 5
 
@@ -31,6 +29,15 @@ _ARGUMENTS = 5
 def expanded_bytes(shape: BlockShape) -> int:
     """Return the bytes of a group of an expanded panel; 0 for formats whose weights are bytes as they are stored."""
     return 0 if shape.bits == 8 else _FACTOR_BYTES * factor_count(shape) * shape.parts + STEP_BYTES * STEPS
+
+
+def expands_from(shape: BlockShape) -> int:
+    """Return the rows from which on it pays to expand panels of a format (benchmarks/LOG.md).
+
+    To expand costs what about 8 rows cost. Vector instructions then save an eighth, and nothing at four tiles; the
+    matrix unit, which multiplies expanded panels alone, saves a fifth to a quarter.
+    """
+    return 4 * MOST_ROWS if kernel_kind() == "amx" and shape.part >= _UNIT_DEPTH else 7 * MOST_ROWS + 1
 
 
 MOST_EXPANDED_BYTES = max(expanded_bytes(form.shape) for form in BLOCK_FORMATS.values())
@@ -43,7 +50,7 @@ class _ExpandedGroup:
         [panel] = group.panels
         before = builder.mul(group.index, ir.Constant(INT, expanded_bytes(shape)))
         self._shape, self._at = shape, in_register(builder, builder.add(panel, before))
-        self._products: list[list[Value]] = []  # of the matrix unit, of each part
+        self._products: list[Iterator[Value]] = []  # of the matrix unit, of each part
 
     def factors_at(self, builder: Builder, part: int) -> Value:
         return moved(builder, self._at, _FACTOR_BYTES * factor_count(self._shape) * part)
@@ -63,28 +70,27 @@ class _ExpandedGroup:
         kind, at = ir.VectorType(ir.IntType(8), 4 * PRODUCT.lanes), self.weights_at(builder, step)
         return [read(builder, moved(builder, at, first), kind) for first in range(0, STEP_BYTES, kind.count)]
 
-    def integers(self, builder: Builder, group: Group, part: int, starts: Sequence[Value]) -> list[Value]:
+    def integers(self, builder: Builder, group: Group, part: int, starts: Sequence[Value]) -> Iterable[Value]:
         """Return the integers of a part, for each row: where it starts, and the products added."""
         shape, num_rows = self._shape, len(starts)
-        if num_rows < MATRIX_ROWS:
+        if num_rows < MATRIX_ROWS or shape.part < _UNIT_DEPTH:
             return added_up(builder, shape, group, self, part, starts)
         if not self._products:  # of all parts at once: one is on its way while another one is scaled
             places = [
-                (moved(builder, group.numbers, shape.part * one), self._first_at(builder, one))
+                (moved(builder, group.numbers, shape.part * one), self.weights_at(builder, one * shape.part // 4))
                 for one in range(shape.parts)
             ]
             self._products = products(builder, num_rows, shape.part, places)
-        return [builder.add(*both) for both in zip(starts, self._products[part], strict=True)]
-
-    def _first_at(self, builder: Builder, part: int) -> Value:
-        """Return where the weights of a part begin."""
-        return self.weights_at(builder, part * self._shape.part // 4)
+        return (builder.add(*both) for both in zip(starts, self._products[part], strict=True))
 
 
 def expanded_format(shape: BlockShape) -> Format:
     """Return how a group of expanded panels is multiplied."""
+    form = format_of(shape, _ExpandedGroup)
+    if shape.part < _UNIT_DEPTH:
+        return form
     begin, end = around_tiles(shape.part)
-    return replace(format_of(shape, _ExpandedGroup), begin=begin, end=end)
+    return replace(form, begin=begin, end=end)
 
 
 def expander_of(name: str, shape: BlockShape) -> ObjectCode:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from card.kernels.formats import find_product
 from card.kernels.jit import byte_tiles, float_tiles
 from card.kernels.jit.block_tiles import format_of
-from card.kernels.jit.expanded_tiles import expanded_bytes, expanded_multiplier_of, expander_of
+from card.kernels.jit.expanded_tiles import expanded_bytes, expanded_multiplier_of, expander_of, expands_from
 from card.kernels.jit.object_code import ObjectCode, is_made_elsewhere
 from card.kernels.jit.tiles import Format, multiplier_of
 
@@ -23,14 +23,14 @@ def multiplier(name: str) -> ObjectCode:
 
 
 @functools.cache
-def expanding(name: str) -> tuple[ObjectCode, ObjectCode, int] | None:
-    """Return what expands panels of a format, what multiplies by these, and the bytes of a group of them.
+def expanding(name: str) -> tuple[int, ObjectCode, ObjectCode, int] | None:
+    """Return how panels of a format are expanded: from how many rows on, by what, what multiplies, bytes of a group.
 
     Returns: None for formats that are multiplied as they are stored.
     """
     if name in _FORMATS or not (size := expanded_bytes(shape := find_product(name).shape)):
         return None
-    return expander_of(name, shape), expanded_multiplier_of(name, shape), size
+    return expands_from(shape), expander_of(name, shape), expanded_multiplier_of(name, shape), size
 
 
 def prepare(names: Iterable[str]) -> None:

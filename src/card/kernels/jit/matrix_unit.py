@@ -6,13 +6,12 @@ with weights, [depth / 4][16][4] unsigned bytes, and adds to one of sums, [rows]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from llvmlite import ir
 
 from card.kernels.jit.object_code import Builder, Value
-from card.kernels.jit.vectors import GROUP, INTS, LANES, call, moved, read
+from card.kernels.jit.vectors import INTS, LANES, call, moved, read
 from card.machine.processor import kernel_kind
 
 # Rows of a tile from which the unit is used. Evidence: at 300 M it is faster from 6 rows on, in a draft model of 4 M
@@ -20,6 +19,7 @@ from card.machine.processor import kernel_kind
 MATRIX_ROWS = 6 if kernel_kind() == "amx" else 1 << 30
 _I8, _I64, _VOID = ir.IntType(8), ir.IntType(64), ir.VoidType()
 _LINE = 64  # bytes of a tile's row
+_STRIDE = ir.Constant(_I64, _LINE)
 _TILE_BYTES = _LINE * LANES
 _ROWS, _WEIGHTS, _SUMS = range(0, 2), range(2, 4), range(4, 8)  # numbers of tiles
 
@@ -47,8 +47,10 @@ def around_tiles(depth: int) -> tuple[Callable[[Builder, int], None], Callable[[
     return begin, end
 
 
-def products(builder: Builder, num_rows: int, depth: int, pairs: Sequence[tuple[Value, Value]]) -> list[list[Any]]:
-    """Return products of tiles as vectors of 16 integers, [pair][row].
+def products(
+    builder: Builder, num_rows: int, depth: int, pairs: Sequence[tuple[Value, Value]]
+) -> list[Iterator[Value]]:
+    """Write products of tiles; return what yields each pair's rows, vectors of 16 integers, read when they are used.
 
     Args:
         depth: inputs of each: 16, 32 or 64.
@@ -57,27 +59,24 @@ def products(builder: Builder, num_rows: int, depth: int, pairs: Sequence[tuple[
     with builder.goto_entry_block():
         buffer = builder.alloca(ir.ArrayType(_I8, _TILE_BYTES * len(pairs)), name="products")
     buffer.align = 64
-    room, loaded = builder.ptrtoint(buffer, _I64), None
-    for i, (numbers, weights) in enumerate(pairs):
-        rows_tile, weights_tile, sums_tile = _ROWS[i % 2], _WEIGHTS[i % 2], _SUMS[i]
-        if loaded is None or loaded[0] is not numbers:
-            _load(builder, rows_tile, numbers)
-            loaded = numbers, rows_tile
-        _load(builder, weights_tile, weights)
-        call(builder, "llvm.x86.tilezero", _VOID, _tile(sums_tile))
-        operands = [_tile(tile) for tile in (sums_tile, loaded[1], weights_tile)]
-        call(builder, "llvm.x86.tdpbsud", _VOID, *operands)
-        place = _pointer(builder, moved(builder, room, _TILE_BYTES * i))
-        call(builder, "llvm.x86.tilestored64", _VOID, _tile(sums_tile), place, ir.Constant(_I64, _LINE))
+    room = builder.ptrtoint(buffer, _I64)
     places = [
         [moved(builder, room, _TILE_BYTES * i + _LINE * row) for row in range(num_rows)] for i in range(len(pairs))
     ]
-    return [[read(builder, place, INTS) for place in of_pair] for of_pair in places]
+    for i, (numbers, weights) in enumerate(pairs):
+        rows_tile, weights_tile, sums_tile = _ROWS[i % 2], _WEIGHTS[i % 2], _SUMS[i]
+        _load(builder, rows_tile, numbers)
+        _load(builder, weights_tile, weights)
+        call(builder, "llvm.x86.tilezero", _VOID, _tile(sums_tile))
+        operands = [_tile(tile) for tile in (sums_tile, rows_tile, weights_tile)]
+        call(builder, "llvm.x86.tdpbsud", _VOID, *operands)
+        call(builder, "llvm.x86.tilestored64", _VOID, _tile(sums_tile), _pointer(builder, places[i][0]), _STRIDE)
+    return [(read(builder, place, INTS) for place in of_pair) for of_pair in places]
 
 
 def _load(builder: Builder, tile: int, address: Value) -> None:
     """Load a tile whose rows lie 64 bytes apart."""
-    call(builder, "llvm.x86.tileloadd64", _VOID, _tile(tile), _pointer(builder, address), ir.Constant(_I64, GROUP))
+    call(builder, "llvm.x86.tileloadd64", _VOID, _tile(tile), _pointer(builder, address), _STRIDE)
 
 
 def _tile(number: int) -> Value:

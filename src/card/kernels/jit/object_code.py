@@ -100,11 +100,8 @@ def _target() -> tuple[str, str, str]:
 @functools.cache
 def _host() -> tuple[str, str, str]:
     """Return this machine's triple, processor and its features."""
-
-    def ask() -> tuple[str, str, str]:
-        return binding.get_process_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-
-    return uninterrupted(ask)
+    asked = binding.get_process_triple, binding.get_host_cpu_name, lambda: binding.get_host_cpu_features().flatten()
+    return uninterrupted(lambda: tuple(ask() for ask in asked))
 
 
 def _machine_digest() -> str:
