@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import current_thread, main_thread
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -15,5 +16,7 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
     llvmlite needs it: interrupted between freeing a string and forgetting it, it frees the string a second time, which
     aborts the process. Interrupted at its lock, it keeps the lock.
     """
+    if current_thread() is not main_thread():
+        return work()
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).result()
