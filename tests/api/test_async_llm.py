@@ -397,6 +397,9 @@ def test_a_bad_prompt_is_refused_before_anything_is_queued(llm: AsyncLLM) -> Non
         for prompt in ("", [], [10**6], "the cat " * 5000):
             with pytest.raises(PromptError):
                 llm.generate(prompt, GREEDY)
+        for prediction in ([10**6], [-1], [True], "the cat"):
+            with pytest.raises(SettingsError, match="prediction must be token ids from 0 to"):
+                llm.generate("the cat", GREEDY, prediction=prediction)
         assert llm.stats().num_waiting == 0
         await all_is_free(llm)
 

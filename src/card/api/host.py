@@ -135,7 +135,7 @@ class Host:
                 f"{named('logit_bias')} has token {unknown}, but the target has tokens 0 to "
                 f"{self.runner.vocab_size - 1}; use ids of its tokenizer"
             )
-        is_known = all(isinstance(one, int) and 0 <= one < self.runner.vocab_size for one in prediction)
+        is_known = all(type(one) is int and 0 <= one < self.runner.vocab_size for one in prediction)
         require(is_known, "prediction", f"token ids from 0 to {self.runner.vocab_size - 1}", prediction)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         prompt_ids = self.encode(prompt)
