@@ -9,17 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from card.machine.uninterrupted import uninterrupted
+from tests.waiting import PATIENCE_S
 
 
 def test_work_that_is_interrupted_comes_to_its_end() -> None:
-    done: list[str] = []
+    done, ended = list[str](), threading.Event()
 
     def work() -> None:
         signal.raise_signal(signal.SIGINT)
         done.extend(str(number) for number in range(100_000))  # long enough for an interrupt to fall into it
+        ended.set()
 
     with pytest.raises(KeyboardInterrupt):
         uninterrupted(work)
+    assert ended.wait(PATIENCE_S)
     assert len(done) == 100_000
 
 

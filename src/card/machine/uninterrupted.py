@@ -11,12 +11,11 @@ _T = TypeVar("_T")
 
 
 def uninterrupted(work: Callable[[], _T]) -> _T:
-    """Do short work that comes to its end even if the caller is interrupted, who waits for it all the same.
+    """Do short work that comes to its end even if the caller is interrupted; Python's own end waits for it.
 
     llvmlite needs it: interrupted between freeing a string and forgetting it, it frees the string a second time, which
     aborts the process. Interrupted at its lock, it keeps the lock.
     """
     if current_thread() is not main_thread():
         return work()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(work).result()
+    return ThreadPoolExecutor(1).submit(work).result()  # the thread ends with its work: nobody holds the pool
